@@ -45,8 +45,8 @@ def model_of(case: str) -> LanguageModel:
 
 def loss(model: nn.Module, part: int, controlled: bool) -> Tensor:
     ids = torch.randint(20, (2, 9), generator=torch.Generator().manual_seed(part))
-    given = {"control": torch.ones(2, 2, dtype=torch.float64)} if controlled else {}
-    return F.cross_entropy(model(ids[:, :-1], **given)[0].flatten(0, 1), ids[:, 1:].flatten())
+    signals = {"control": torch.ones(2, 2, dtype=torch.float64)} if controlled else {}
+    return F.cross_entropy(model(ids[:, :-1], **signals)[0].flatten(0, 1), ids[:, 1:].flatten())
 
 
 def gap(model: LanguageModel, expected: LanguageModel) -> float:

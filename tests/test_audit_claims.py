@@ -125,43 +125,45 @@ def test_a_rate_is_chosen_on_text_that_is_not_reported():
         def forward(self, ids: torch.Tensor) -> torch.Tensor:
             return self.logits.expand(*ids.shape, 4)
 
-    found = tuned(Always, text, Learning(2, 8, 20, 0.0), (1e-4, 1e-1), range(2), count=4)
-    assert found.rate == 1e-1
-    assert found.nats.shape == (2, 4)
-    assert found.mean > math.log(4), "the reported part is not the one that was learned"
+    result = tuned(Always, text, Learning(2, 8, 20, 0.0), (1e-4, 1e-1), range(2), count=4)
+    assert result.rate == 1e-1
+    assert result.nats.shape == (2, 4)
+    assert result.mean > math.log(4), "the reported part is not the one that was learned"
 
 
 @pytest.mark.parametrize("norm", [1e-8, 0.3, 1.0, 7.0])
 def test_the_homeostatic_factor_is_the_one_that_training_uses(norm: float):
-    theirs = SCHEDULES.class_of(HomeostaticOptions())(HomeostaticOptions(warmup_steps=0)).factor(3, 0.1, norm)
-    assert homeostatic(3, 10, norm) == pytest.approx(theirs)
+    expected = SCHEDULES.class_of(HomeostaticOptions())(HomeostaticOptions(warmup_steps=0)).factor(3, 0.1, norm)
+    assert homeostatic(3, 10, norm) == pytest.approx(expected)
 
 
 # ---------------------------------------------------------------------- Continuous Transformer
 
 
 def test_the_leak_is_published_and_not_ours():
-    published, ours = (f(QUICK) for f in (continuous_form.causality_as_published, continuous_form.causality_corrected))
+    published, corrected = (
+        f(QUICK) for f in (continuous_form.causality_as_published, continuous_form.causality_corrected)
+    )
     assert min(published.figures["leaks"]) > 1e-4
     assert not published.checks["the first position does not depend on the last"]
-    assert ours.figures["leaks"] == [0, 0]
-    assert ours.verdict == "holds"
+    assert corrected.figures["leaks"] == [0, 0]
+    assert corrected.verdict == "holds"
 
 
 def test_the_projection_is_exact_twice_and_unstable_once():
     published = continuous_form.projection_as_published(QUICK)
-    ours = continuous_form.projection_corrected(QUICK)
+    corrected = continuous_form.projection_corrected(QUICK)
     assert published.figures["rms_largest"] > 3
     assert published.checks["P twice is P"]
     assert not published.checks["a small change stays within twice its size"]
-    assert ours.verdict == "holds"
+    assert corrected.verdict == "holds"
 
 
 def test_parameters_are_counted():
     assert continuous_form.size_as_published(QUICK).figures["parameters"] == 2_905_601
-    found = minimal_form.size_as_published(QUICK)
-    assert found.figures["parameters"] == 2_648
-    assert found.outcome == minimal_form.size_corrected(QUICK).outcome == "does not hold"
+    result = minimal_form.size_as_published(QUICK)
+    assert result.figures["parameters"] == 2_648
+    assert result.outcome == minimal_form.size_corrected(QUICK).outcome == "does not hold"
 
 
 # ---------------------------------------------------------------------- Minimal Transformer
@@ -171,11 +173,11 @@ def test_parameters_are_counted():
 def test_it_computes_what_our_preset_does_with_the_same_weights(as_text: bool):
     published = PublishedMinimal(as_text=as_text, overwrites=False).double().eval()
     values = {"mixer": {"kind": "attention", "rope_on_value": as_text}}
-    ours = LanguageModel.from_preset("minimal-transformer", **values).double().eval()
-    ours.load_state_dict(preset_weights(published))
+    corrected = LanguageModel.from_preset("minimal-transformer", **values).double().eval()
+    corrected.load_state_dict(preset_weights(published))
     ids = torch.randint(256, (3, 9))
     with torch.no_grad():
-        assert_close(published(ids), ours(ids)[0], "logits")
+        assert_close(published(ids), corrected(ids)[0], "logits")
 
 
 def test_the_published_forward_needs_as_many_rows_as_tokens():
@@ -189,10 +191,10 @@ def test_the_published_forward_needs_as_many_rows_as_tokens():
 
 
 def test_the_published_step_scores_the_question():
-    published, ours = minimal_form.scoring_as_published(QUICK), minimal_form.scoring_corrected(QUICK)
+    published, corrected = minimal_form.scoring_as_published(QUICK), minimal_form.scoring_corrected(QUICK)
     assert published.figures["share"] > 0.3
-    assert ours.figures["share"] == 0
-    assert (published.outcome, ours.outcome) == ("does not hold", "holds")
+    assert corrected.figures["share"] == 0
+    assert (published.outcome, corrected.outcome) == ("does not hold", "holds")
 
 
 def test_dropout_is_of_the_text_alone():
@@ -208,9 +210,9 @@ def test_pairs_are_counted_and_held_against_the_rule(tmp_path: Path):
         path.write_text("\n".join(base64.b64encode(line.encode()).decode() for line in lines))
     plan = Plan(quick=True, pairs=(str(paths[0]), str(paths[1])))
     assert minimal_form.pairs_as_published(plan).figures["lines"] == [3, 3]
-    found = minimal_form.pairs_corrected(plan)
-    assert (found.figures["pairs"], found.figures["rule"]) == ([2, 2], [1, 1])
-    assert str(tmp_path) not in json.dumps(found.as_dict()), "a record tells no paths"
+    result = minimal_form.pairs_corrected(plan)
+    assert (result.figures["pairs"], result.figures["rule"]) == ([2, 2], [1, 1])
+    assert str(tmp_path) not in json.dumps(result.as_dict()), "a record tells no paths"
     assert minimal_form.pairs_as_published(QUICK).outcome == "not reproduced here"
 
 
@@ -223,17 +225,17 @@ def test_answers_are_what_greedy_decoding_says():
     model = seeded(0, minimal_training.SHAPES["12,896"].build)
     minimal_training._ours(model, minimal_training.in_epochs(pairs, 4, 0), 400)
     model.tokenizer = ByteTokenizer(NEWLINE)
-    found, decoded = minimal_training.answers(model, pairs), exact_match_rate(model, pairs)
-    assert found.exact == decoded["exact_match"]
-    assert found.exact > 0, "or the comparison says nothing"
+    result, decoded = minimal_training.answers(model, pairs), exact_match_rate(model, pairs)
+    assert result.exact == decoded["exact_match"]
+    assert result.exact > 0, "or the comparison says nothing"
 
 
 def test_growth_is_exact_and_mirroring_is_not():
-    published, ours = minimal_growth.exact_as_published(QUICK), minimal_growth.exact_corrected(QUICK)
+    published, corrected = minimal_growth.exact_as_published(QUICK), minimal_growth.exact_corrected(QUICK)
     divided = published.figures.pop("the same, weights copied and divided by the number of copies")
     assert divided["logits"] < 1e-9
     assert min(figure["logits"] for figure in published.figures.values()) > 0.1
-    assert (published.outcome, ours.outcome) == ("holds in part", "holds")
+    assert (published.outcome, corrected.outcome) == ("holds in part", "holds")
 
 
 def test_no_run_that_grows_is_cheaper_for_counting_all_of_its_stages():
@@ -266,9 +268,11 @@ def test_the_jacobian_is_that_of_the_step():
 
     model = build(QUICK, ode=True, seed=0)
     norm, alpha = hybrid_flow._step_norm(model, QUICK)
-    given, block = flow_input(model, QUICK)
-    matrix = torch.autograd.functional.jacobian(lambda h: block.field(torch.zeros((), dtype=h.dtype), h) / 4, given[:1])
-    exact = torch.linalg.matrix_norm(matrix.reshape(given[0].numel(), -1), 2)
+    arguments, block = flow_input(model, QUICK)
+    matrix = torch.autograd.functional.jacobian(
+        lambda h: block.field(torch.zeros((), dtype=h.dtype), h) / 4, arguments[:1]
+    )
+    exact = torch.linalg.matrix_norm(matrix.reshape(arguments[0].numel(), -1), 2)
     assert norm == pytest.approx(float(exact), rel=0.02)
     assert alpha == pytest.approx(0.1)
 
@@ -292,8 +296,8 @@ def test_the_published_tauformer():
 def test_queries_and_keys_never_learn_by_the_sparse_path(detached: bool, silent: set[str]):
     model = PublishedTauformer(50, 16, 2, 1, detached=detached)
     model(torch.randint(50, (2, 9))).square().sum().backward()
-    found = {name.split(".")[2] for name, p in model.named_parameters() if p.grad is None}
-    assert found == silent
+    result = {name.split(".")[2] for name, p in model.named_parameters() if p.grad is None}
+    assert result == silent
 
 
 def test_at_temperature_1_attention_is_an_average():
@@ -309,20 +313,20 @@ def test_the_published_attention_is_ours_at_the_same_lambdas():
     model = PublishedTauformer(50, 16, 2, 1).double()
     block, x = model.blocks[0], torch.randn(1, 12, 16, dtype=torch.float64)
     q, k, v = block.projected(x)
-    ours = tau_attention(block.scalar(q, model.tau), block.scalar(k, model.tau), v, 1.0, backend="reference")
-    assert_close(block.weights(x, model.tau) @ v, ours, "attention")
+    corrected = tau_attention(block.scalar(q, model.tau), block.scalar(k, model.tau), v, 1.0, backend="reference")
+    assert_close(block.weights(x, model.tau) @ v, corrected, "attention")
 
 
 def test_the_printed_figures_do_not_agree():
     assert tau_form.throughput_as_published(QUICK).figures["hours"] == pytest.approx(3.034, abs=1e-3)
-    found = tau_form.perplexity_corrected(QUICK)
-    assert "107.47 is that of training at 100; 6.59 is that of no loss" in found.said
-    assert tau_form.perplexity_as_published(QUICK).outcome == found.outcome == "does not hold"
+    result = tau_form.perplexity_corrected(QUICK)
+    assert "107.47 is that of training at 100; 6.59 is that of no loss" in result.said
+    assert tau_form.perplexity_as_published(QUICK).outcome == result.outcome == "does not hold"
 
 
 def test_the_cache_is_half():
-    for found in (tau_form.cache_as_published(QUICK), tau_form.cache_corrected(QUICK)):
-        assert found.verdict == "holds"
+    for result in (tau_form.cache_as_published(QUICK), tau_form.cache_corrected(QUICK)):
+        assert result.verdict == "holds"
     assert tau_form.cache_as_published(QUICK).figures["ratio"] == 65 / 128
 
 
@@ -336,22 +340,22 @@ def test_graphs_of_one_scale():
 
 
 def test_the_liquid_part_learns_in_ours_alone():
-    published, ours = liquid_form.learning_as_published(QUICK), liquid_form.learning_corrected(QUICK)
+    published, corrected = liquid_form.learning_as_published(QUICK), liquid_form.learning_corrected(QUICK)
     assert "A, B, a, log_tau, phi" in published.said
-    assert (published.outcome, ours.outcome) == ("does not hold", "holds")
+    assert (published.outcome, corrected.outcome) == ("does not hold", "holds")
 
 
 def test_rows_and_streams_are_independent_in_ours_alone():
     for name in ("rows", "endless"):
-        published, ours = (getattr(liquid_form, f"{name}_{form}")(QUICK) for form in ("as_published", "corrected"))
-        assert (published.outcome, ours.outcome) == ("does not hold", "holds"), name
+        published, corrected = (getattr(liquid_form, f"{name}_{form}")(QUICK) for form in ("as_published", "corrected"))
+        assert (published.outcome, corrected.outcome) == ("does not hold", "holds"), name
 
 
 def test_legs_remembers_and_the_published_matrix_explodes():
-    published, ours = liquid_form.hippo_as_published(QUICK), liquid_form.hippo_corrected(QUICK)
+    published, corrected = liquid_form.hippo_as_published(QUICK), liquid_form.hippo_corrected(QUICK)
     assert published.figures["growth"] > 1e6
-    assert ours.figures["reconstruction_error"] < 0.01
-    assert (published.outcome, ours.outcome) == ("does not hold", "holds")
+    assert corrected.figures["reconstruction_error"] < 0.01
+    assert (published.outcome, corrected.outcome) == ("does not hold", "holds")
 
 
 def test_time_is_what_ours_takes():
@@ -372,8 +376,8 @@ def test_a_liquid_model_sees_the_time_by_its_states_or_as_a_feature(knows, reads
 def test_the_peer_has_the_same_parameters():
     from research.audit.training import parameters
 
-    ours = liquid_series.Liquid(24, knows_time=True)
-    assert parameters(liquid_series.gru_like(ours)) == pytest.approx(parameters(ours), rel=0.05)
+    corrected = liquid_series.Liquid(24, knows_time=True)
+    assert parameters(liquid_series.gru_like(corrected)) == pytest.approx(parameters(corrected), rel=0.05)
 
 
 # ---------------------------------------------------------------------- the ledger

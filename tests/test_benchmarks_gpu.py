@@ -92,9 +92,9 @@ def test_the_plain_gpt_is_of_the_size_of_the_presets_and_counted_alike():
     bench = gpu.Bench(torch.device("meta"), gpu.Sizes())
     with torch.device("meta"):
         plain = gpu.plain_gpt(bench)
-        ours = LanguageModel.from_preset("transformer-124m")
+        actual = LanguageModel.from_preset("transformer-124m")
     count = sum(p.numel() for p in plain.parameters())
     sizes = [preset_parameters(name) for name in gpu.MODELS]
     assert max(count, *sizes) <= 1.02 * min(count, *sizes)
-    assert plain.training_flops(1024) == pytest.approx(training_flops(ours, 1024), rel=0.02)
+    assert plain.training_flops(1024) == pytest.approx(training_flops(actual, 1024), rel=0.02)
     assert all(100 < card.bandwidth < 10_000 and 50 < card.tflops < 3000 for card in CARDS.values())

@@ -43,19 +43,19 @@ def test_the_dense_dynamics_have_no_goal():
 
 @pytest.mark.parametrize("shape", [{}, {"vocab_size": 1000, "tied_head": True, "depth": {"layers": 5}}])
 def test_a_transformer_of_the_same_size(shape):
-    ours = LanguageModel.from_preset("tauformer-nano", **shape)
-    peer = bench.of_the_size(ours, "transformer-nano")
-    assert abs(peer.num_parameters() / ours.num_parameters() - 1) < 0.01
-    assert peer.config.vocab_size == ours.config.vocab_size
-    assert peer.config.tied_head == ours.config.tied_head
+    actual = LanguageModel.from_preset("tauformer-nano", **shape)
+    peer = bench.of_the_size(actual, "transformer-nano")
+    assert abs(peer.num_parameters() / actual.num_parameters() - 1) < 0.01
+    assert peer.config.vocab_size == actual.config.vocab_size
+    assert peer.config.tied_head == actual.config.tied_head
     assert peer.depth.blocks[0].mlp.down.weight.shape[1] % 8 == 0
     assert peer.embedding.weight.device.type == "cpu"
 
 
 def test_a_transformer_that_cannot_be_so_small_is_reported():
-    ours = LanguageModel.from_preset("transformer-nano", depth={"layers": 1})
+    actual = LanguageModel.from_preset("transformer-nano", depth={"layers": 1})
     with pytest.raises(GlissandoError, match=r"cannot have the 2\d\d,\d\d\d parameters of its peer"):
-        bench.of_the_size(ours, "transformer-nano")
+        bench.of_the_size(actual, "transformer-nano")
 
 
 def test_beside_attention():
@@ -102,9 +102,9 @@ def test_memory_is_linear_or_it_is_reported(capsys):
 def test_a_peak_is_that_of_a_process_of_its_own():
     """A step keeps at least its logits, and what its loss makes of them."""
     length = 2048
-    held = len(b"1" * 2**30)  # by the process that asks, and not to be counted
+    kept = len(b"1" * 2**30)  # by the process that asks, and not to be counted
     peak = bench.peak_in_a_process(NANO, length)
-    assert held
+    assert kept
     assert 2 * 4 * 256 * length < peak < 2**30
 
 

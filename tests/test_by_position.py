@@ -56,9 +56,9 @@ def test_the_bits_of_a_token_stand_at_its_first_byte(tokenizer):
 
 def test_every_piece_is_read_at_every_place():
     model = model_with(ByteTokenizer())
-    found = by_position.by_place(model, TEXT[: 15 * 16].encode(), 16, 4)
-    assert found.shape == (8, 4)  # nine pieces of fifteen are read at all places, and eight are whole blocks
-    for number, bits in enumerate(found, 3):
+    result = by_position.by_place(model, TEXT[: 15 * 16].encode(), 16, 4)
+    assert result.shape == (8, 4)  # nine pieces of fifteen are read at all places, and eight are whole blocks
+    for number, bits in enumerate(result, 3):
         for place, cell in enumerate(bits):
             start = (number - place) * 16
             costs, _ = bits_by_definition(model, TEXT[start : start + 64])
@@ -73,9 +73,9 @@ def test_a_model_that_cannot_use_its_context_gains_nothing(tokenizer):
     with torch.no_grad():
         model.embedding.weight.zero_()
         model.head_bias.normal_()  # tokens differ in what they cost
-    found = by_position.by_place(model, TEXT[:1000].encode(), 37, 4)
-    assert found.min() > 0
-    for gap in by_position.differences(found, found):
+    result = by_position.by_place(model, TEXT[:1000].encode(), 37, 4)
+    assert result.min() > 0
+    for gap in by_position.differences(result, result):
         assert abs(gap.value) < 1e-12 > gap.half
 
 
@@ -92,9 +92,9 @@ def test_differences_are_of_the_same_bytes_and_their_intervals_over_blocks():
 
 def test_pieces_begin_and_end_with_characters():
     greek = "\u03bb\u03cc\u03b3\u03bf\u03c2 " * 40  # letters of two bytes
-    found = by_position.by_place(model_with(ByteTokenizer()), greek.encode(), 17, 2)
-    assert len(found) == len(greek.encode()) // 17 + 1 - 2 - 1 - (len(greek.encode()) // 17 + 1 - 2 - 1) % 2
-    assert found.isfinite().all()
+    result = by_position.by_place(model_with(ByteTokenizer()), greek.encode(), 17, 2)
+    assert len(result) == len(greek.encode()) // 17 + 1 - 2 - 1 - (len(greek.encode()) // 17 + 1 - 2 - 1) % 2
+    assert result.isfinite().all()
 
 
 def test_a_text_that_is_too_short_is_refused():

@@ -64,12 +64,12 @@ def test_a_usage_error_ends_with_2(command, tmp_path, monkeypatch, capsys):
     for name in parser.section_names:
         wrong += [[f"--{name}.nonsense", "3"], [f"--{name}", "["], [f"--{name}", "3"]]
     for arguments in wrong:
-        given = arguments and [*LEAST[command], *arguments]
-        if "--out" in arguments and "--out" in given[: len(LEAST[command])]:
-            given = arguments
-        assert main([command, *given]) == 2, given
+        values = arguments and [*LEAST[command], *arguments]
+        if "--out" in arguments and "--out" in values[: len(LEAST[command])]:
+            values = arguments
+        assert main([command, *values]) == 2, values
         printed = capsys.readouterr().err
-        assert printed.startswith(f"glissando {command}: "), given
+        assert printed.startswith(f"glissando {command}: "), values
         assert "Traceback" not in printed
     assert not list(tmp_path.iterdir())
 

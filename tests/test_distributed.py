@@ -110,10 +110,10 @@ def resume_with_two(run: Path, copy: Path) -> None:
     rewind(copy, 4)
     done = call(command(f"--resume={copy}", launcher=TORCHRUN if "torchrun" in str(run) else ()))
     assert done.returncode == 0, done.stderr[-3000:]
-    mine, theirs = last_checkpoint(copy), last_checkpoint(run)
-    assert_same_tensors(mine.model, theirs.model)
-    assert_same_tensors(mine.optimizer, theirs.optimizer)
-    assert_same_tensors(mine.random, theirs.random)
+    mine, expected = last_checkpoint(copy), last_checkpoint(run)
+    assert_same_tensors(mine.model, expected.model)
+    assert_same_tensors(mine.optimizer, expected.optimizer)
+    assert_same_tensors(mine.random, expected.random)
     assert mine.random[0]["torch"] != mine.random[1]["torch"]
     assert metrics(copy) == metrics(run)
 
@@ -138,9 +138,9 @@ def test_each_process_of_a_sharded_run_writes_its_own_shards(double, tmp_path):
     parts = [load_file(shard) for shard in shards]
     whole = TrainState.load(last)
     for name, value in whole.model.items():
-        held = [part[f"model/{name}"] for part in parts if f"model/{name}" in part]
-        assert sum(each.numel() for each in held) == value.numel()
-        assert value.ndim == 0 or value.numel() < 2 or max(each.numel() for each in held) < value.numel(), name
+        kept = [part[f"model/{name}"] for part in parts if f"model/{name}" in part]
+        assert sum(each.numel() for each in kept) == value.numel()
+        assert value.ndim == 0 or value.numel() < 2 or max(each.numel() for each in kept) < value.numel(), name
     assert_same_tensors(weights(run), {name.removeprefix("model."): value for name, value in whole.model.items()})
     assert_same_tensors(dict(glissando.load(last).state_dict()), dict(glissando.load(run).state_dict()))
     assert torch.equal(checkpoint_state(last), whole.optimizer["embedding.weight"]["exp_avg"])

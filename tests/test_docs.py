@@ -135,17 +135,17 @@ class Links(HTMLParser):
         self.feed(text)
 
     def handle_starttag(self, tag, attrs):
-        given = dict(attrs)
-        self.ids |= {given[name] for name in ("id", "name") if given.get(name)}
-        self.links += [given[name] for name in ("href", "src") if given.get(name)]
+        attributes = dict(attrs)
+        self.ids |= {attributes[name] for name in ("id", "name") if attributes.get(name)}
+        self.links += [attributes[name] for name in ("href", "src") if attributes.get(name)]
 
 
 def dead_links(site: Path) -> list[str]:
     """Links within the site to files or places that are not there."""
     pages = {page: Links(page.read_text()) for page in site.rglob("*.html") if page.name != "404.html"}
     dead = []
-    for page, found in pages.items():
-        for link in found.links:
+    for page, result in pages.items():
+        for link in result.links:
             parts = urlsplit(link)
             if parts.scheme or parts.netloc:
                 continue

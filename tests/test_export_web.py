@@ -65,13 +65,13 @@ def test_a_package_is_known_by_its_digest_and_fetched_once(tmp_path, monkeypatch
     npm_that(pack, tmp_path, monkeypatch)
     with pytest.raises(DataError, match=r"has SHA-256 [0-9a-f]{64}, and not .*put its file there"):
         web.runtime_package()
-    given = tmp_path / "a.tgz"
-    given.write_text("a package")
-    monkeypatch.setattr(web, "SHA256", web._digest(given))
-    found = web.runtime_package()
-    assert found.read_text() == "a package"
+    archive = tmp_path / "a.tgz"
+    archive.write_text("a package")
+    monkeypatch.setattr(web, "SHA256", web._digest(archive))
+    result = web.runtime_package()
+    assert result.read_text() == "a package"
     os.remove(tmp_path / "bin" / "npm")
-    assert web.runtime_package() == found
+    assert web.runtime_package() == result
 
 
 # ---------------------------------------------------------------------- tokenizers and draws
@@ -144,8 +144,8 @@ def test_the_page_encodes_as_the_library(kind, scripts):
         const piece = (id) => [...tokenizer.bytes(id)];
         return texts.map((text) => tokenizer.encode(text)).map((ids) => [ids, ids.map(piece)]);
     }"""
-    found = scripts.evaluate(encode, [kind, spec, TEXTS])
-    for text, (ids, pieces) in zip(TEXTS, found, strict=True):
+    result = scripts.evaluate(encode, [kind, spec, TEXTS])
+    for text, (ids, pieces) in zip(TEXTS, result, strict=True):
         assert ids == tokenizer.encode(text), text
         assert [bytes(piece) for piece in pieces] == [tokenizer.token_bytes[i] for i in ids]
         assert b"".join(map(bytes, pieces)).decode() == text
@@ -180,15 +180,15 @@ def test_numbers_are_those_of_the_generator_and_draws_follow_the_softmax(scripts
         try { draw(Float32Array.from([0, NaN]), 1, random); } catch (error) { refused = error.message; }
         return { words, numbers, counts, greedy: draw(logits, 0, random), refused };
     }"""
-    found = scripts.evaluate(draws)
-    words = found["words"]
-    assert found["numbers"] == [xoshiro(words) for _ in range(50)]
+    result = scripts.evaluate(draws)
+    words = result["words"]
+    assert result["numbers"] == [xoshiro(words) for _ in range(50)]
     p = torch.softmax(torch.tensor([0.0, 1.0, 2.0, 2.0]) / 2, 0)
-    counts = torch.tensor(found["counts"]).float()
+    counts = torch.tensor(result["counts"]).float()
     # Pearson's statistic has 3 degrees of freedom: above 16.3 once in a thousand seeds.
     assert float(((counts - 20000 * p) ** 2 / (20000 * p)).sum()) < 16.3
-    assert found["greedy"] == 2
-    assert "not finite" in found["refused"]
+    assert result["greedy"] == 2
+    assert "not finite" in result["refused"]
 
 
 # ---------------------------------------------------------------------- the page

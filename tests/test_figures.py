@@ -33,8 +33,8 @@ def made_up(figures, monkeypatch):
 
 
 def test_every_marked_figure_of_the_documents_is_that_of_its_record(figures):
-    found = {page.name: figures.settle(page.read_text())[1] for page in figures.PAGES}
-    assert not (wrong := {page: problems for page, problems in found.items() if problems}), (
+    result = {page.name: figures.settle(page.read_text())[1] for page in figures.PAGES}
+    assert not (wrong := {page: problems for page, problems in result.items() if problems}), (
         f"{wrong}; `python docs/figures.py --write` writes what the records say"
     )
     marks = {page.name: len(figures.MARK.findall(page.read_text())) for page in figures.PAGES}
@@ -117,9 +117,9 @@ def test_the_share_above_the_floor_is_of_runs_measured_on_the_floors_text(figure
     monkeypatch.setattr(figures, "floor", lambda: floor)
     figures.recipe.cache_clear()
     try:
-        found = figures.recipe()
+        result = figures.recipe()
     finally:
         figures.recipe.cache_clear()
-    assert found["stories"]["2M"]["a"]["above_floor"] == pytest.approx(40)
-    others = (found["stories"]["2M"]["b"], found["stories"]["4M"]["c"], found["other"]["2M"]["d"])
+    assert result["stories"]["2M"]["a"]["above_floor"] == pytest.approx(40)
+    others = (result["stories"]["2M"]["b"], result["stories"]["4M"]["c"], result["other"]["2M"]["d"])
     assert not any("above_floor" in of for of in others)

@@ -122,13 +122,13 @@ class Sentences:
         return len(self.edges) - 1
 
     def _with_silent(self, states: set[int]) -> set[int]:
-        found, todo = set(states), list(states)
+        result, todo = set(states), list(states)
         while todo:
             for after in self.silent[todo.pop()]:
-                if after not in found:
-                    found.add(after)
+                if after not in result:
+                    result.add(after)
                     todo.append(after)
-        return found
+        return result
 
 
 def _plain(seq: Seq) -> str | None:

@@ -45,12 +45,12 @@ def newer(source: str) -> set[str]:
 
 
 def test_no_name_is_newer():
-    found = {
+    result = {
         str(path.relative_to(ROOT)): names
         for path in sorted((ROOT / "glissando").rglob("*.py"))
         if (names := newer(path.read_text(encoding="utf-8")))
     }
-    assert found == {}
+    assert result == {}
 
 
 @pytest.mark.parametrize(

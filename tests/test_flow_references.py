@@ -86,9 +86,9 @@ def test_values_and_gradients_of_a_flow(method: str, n_steps: int, mode: str):
     depth, x, u = small(method, n_steps)
     depth.config.backward = mode
     inputs = [x, u, *depth.parameters()]
-    ours = outcome(depth(x, None, Context(control=u[:, 0]))[0], inputs)
-    theirs = outcome(odeint(bench.Equation(depth, u), x, grid(n_steps), method=THEIRS[method])[-1], inputs)
-    for got, expected in zip(ours, theirs, strict=True):
+    actual = outcome(depth(x, None, Context(control=u[:, 0]))[0], inputs)
+    reference = outcome(odeint(bench.Equation(depth, u), x, grid(n_steps), method=THEIRS[method])[-1], inputs)
+    for got, expected in zip(actual, reference, strict=True):
         assert got is not None
         assert expected is not None
         assert_close(got, expected, tolerance=EXACT)
@@ -99,13 +99,13 @@ def test_the_adjoint_method_is_wrong_for_few_steps(every_state: bool):
     """Its gradients of the weights are off by per cents at 4 Euler steps and the control gets none; ours are exact."""
     depth, x, u = small("euler", 4)
     weights = list(depth.parameters())
-    ours = outcome(depth(x, None, Context(control=u[:, 0]))[0], [u, *weights])[2:]
+    actual = outcome(depth(x, None, Context(control=u[:, 0]))[0], [u, *weights])[2:]
     equation, times = bench.Equation(depth, u), grid(4) if every_state else grid(1)
     plain = outcome(odeint(equation, x, grid(4), method="euler")[-1], [u, *weights])[2:]
     options = {} if every_state else {"options": {"step_size": 0.25}}
     _, of_control, *adjoint = outcome(odeint_adjoint(equation, x, times, method="euler", **options)[-1], [u, *weights])
     assert of_control is None
-    assert apart(ours, plain) < EXACT
+    assert apart(actual, plain) < EXACT
     assert apart(adjoint, plain) > 1e-2
 
 

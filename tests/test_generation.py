@@ -369,8 +369,8 @@ def test_no_prompts_are_reported_as_such(model):
 def test_a_row_draws_what_multinomial_draws_with_its_seed(options):
     """Texts of a seed are the same in every version."""
     logits, sampling = 4 * torch.randn(7, 300), Sampling(**options)
-    ours, theirs = ([torch.Generator().manual_seed(n) for n in range(7)] for _ in range(2))
+    actual, reference = ([torch.Generator().manual_seed(n) for n in range(7)] for _ in range(2))
     for _ in range(20):
         p = sampling.probabilities(logits)
-        expected = [int(torch.multinomial(row, 1, generator=g)) for row, g in zip(p, theirs, strict=True)]
-        assert sampling.draw(logits, ours).tolist() == expected
+        expected = [int(torch.multinomial(row, 1, generator=g)) for row, g in zip(p, reference, strict=True)]
+        assert sampling.draw(logits, actual).tolist() == expected

@@ -30,10 +30,10 @@ def curve(end: float, n: int = 100) -> np.ndarray:
 @pytest.mark.parametrize(("end", "verb"), [(1e4, "explodes"), (1e-4, "vanishes")])
 def test_a_part_departs_where_its_median_is_a_hundred_times_off(end: float, verb: str):
     """Over a decade in 25 rows the medians of windows 50 rows apart are 100 times apart, and no nearer ones."""
-    found = departure(curve(end, 101), 10)
-    assert found is not None
-    assert found.verb == verb
-    assert found.row == pytest.approx(5 + 50, abs=1)
+    result = departure(curve(end, 101), 10)
+    assert result is not None
+    assert result.verb == verb
+    assert result.row == pytest.approx(5 + 50, abs=1)
 
 
 @pytest.mark.parametrize(
@@ -51,9 +51,9 @@ def test_what_is_no_departure(norms: np.ndarray):
 
 
 def test_a_part_whose_gradient_stops_vanishes():
-    found = departure(np.where(np.arange(100) < 50, 1.0, 0.0), 10)
-    assert found is not None
-    assert found.verb == "vanishes"
+    result = departure(np.where(np.arange(100) < 50, 1.0, 0.0), 10)
+    assert result is not None
+    assert result.verb == "vanishes"
 
 
 def test_short_runs_are_not_judged():

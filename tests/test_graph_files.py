@@ -49,10 +49,10 @@ def test_every_kind_of_file_holds_the_same_graph(name: str, tmp_path):
         (adjacency, "adjacency (no entry is below 0)"),
         (laplacian, "laplacian (its rows sum to 0)"),
     ):
-        found, holds = read_graph(write(tmp_path / name, matrix))
+        result, holds = read_graph(write(tmp_path / name, matrix))
         assert holds == said
-        assert (found - laplacian).abs().max() < 1e-12
-    found, holds = read_graph(tmp_path / name, "laplacian")
+        assert (result - laplacian).abs().max() < 1e-12
+    result, holds = read_graph(tmp_path / name, "laplacian")
     assert holds == "laplacian (given by --holds)"
     with pytest.raises(ConfigError, match=r"no adjacency matrix: weights are below 0.*themselves"):
         read_graph(tmp_path / name, "adjacency")
@@ -62,10 +62,10 @@ def test_every_kind_of_file_holds_the_same_graph(name: str, tmp_path):
 def test_files_of_few_digits_are_read(digits: int, tmp_path):
     """Rows of what was rounded sum to 0 only nearly; the diagonal is summed anew."""
     rounded = graph().round(decimals=digits)
-    found, holds = read_graph(write(tmp_path / "g.csv", rounded))
+    result, holds = read_graph(write(tmp_path / "g.csv", rounded))
     assert holds.startswith("laplacian")
-    assert (found.sum(1).abs() < 1e-12).all()
-    assert (found - graph()).abs().max() < 10.0 ** (1 - digits)
+    assert (result.sum(1).abs() < 1e-12).all()
+    assert (result - graph()).abs().max() < 10.0 ** (1 - digits)
 
 
 def test_the_verb_projects_what_was_read(tmp_path, capsys):

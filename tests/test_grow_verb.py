@@ -76,8 +76,8 @@ def test_the_verb_grows_a_run_and_train_goes_on_from_it(tmp_path, capsys):
 )
 def test_mistakes_leave_nothing_behind(arguments, message, tmp_path, capsys):
     glissando.LanguageModel.from_config(configuration(tmp_path).model).save(tmp_path / "run")
-    given = [argument.replace("OUT", str(tmp_path / "out")) for argument in arguments]
-    assert main(["grow", str(tmp_path / "run"), *given]) == 2
+    values = [argument.replace("OUT", str(tmp_path / "out")) for argument in arguments]
+    assert main(["grow", str(tmp_path / "run"), *values]) == 2
     assert message in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
 

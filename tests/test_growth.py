@@ -44,18 +44,18 @@ def head_size(model: LanguageModel) -> int:
 def axes(model: LanguageModel) -> dict[str, dict[str, Any]]:
     """Each axis that the model has, by itself, by name."""
     c = model.config
-    found: dict[str, dict[str, Any]] = {"width 2": {"width": 2}, "width 3": {"width": 3}}
+    result: dict[str, dict[str, Any]] = {"width 2": {"width": 2}, "width 3": {"width": 3}}
     if c.block.mlp.kind != "none":
-        found |= {"ffn": {"ffn": 3}, "width without ffn": {"width": 2, "ffn": 1}}
+        result |= {"ffn": {"ffn": 3}, "width without ffn": {"width": 2, "ffn": 1}}
     if has(model, "heads"):
-        found |= {"heads": {"heads": 2}, "width without heads": {"width": 2, "heads": 1}}
+        result |= {"heads": {"heads": 2}, "width without heads": {"width": 2, "heads": 1}}
     tied = any(isinstance(o, AttentionConfig) and o.keys == "previous" for o in c.mixers)
     if has(model, "head_size") and not tied:
-        found |= {"head_size": {"head_size": 2 * head_size(model)}}
+        result |= {"head_size": {"head_size": 2 * head_size(model)}}
     if has(model, "state") and all(o.projections for o in c.mixers if isinstance(o, SpectralConfig)):
-        found |= {"state": {"state": 2}}
-    found |= {"steps": {"steps": 2}} if isinstance(c.depth, TiedConfig) else {"layers": {"layers": 3}}
-    return found | {"vocab": {"vocab": c.vocab_size + 5}}
+        result |= {"state": {"state": 2}}
+    result |= {"steps": {"steps": 2}} if isinstance(c.depth, TiedConfig) else {"layers": {"layers": 3}}
+    return result | {"vocab": {"vocab": c.vocab_size + 5}}
 
 
 def together(model: LanguageModel) -> dict[str, Any]:

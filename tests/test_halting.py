@@ -114,8 +114,8 @@ def test_leaving_out_the_mlp_where_nobody_reads_it_changes_nothing():
     weights = list(model.parameters())
     probe = torch.randn(fast.shape, dtype=fast.dtype, generator=torch.Generator().manual_seed(1))
     mine = torch.autograd.grad((fast * probe).sum(), weights, allow_unused=True)
-    theirs = torch.autograd.grad((everywhere * probe).sum(), weights, allow_unused=True)
-    for one, other in zip(mine, theirs, strict=True):
+    expected = torch.autograd.grad((everywhere * probe).sum(), weights, allow_unused=True)
+    for one, other in zip(mine, expected, strict=True):
         assert (one is None) == (other is None)
         if one is not None:
             assert_close(one, other)

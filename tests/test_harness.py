@@ -65,11 +65,11 @@ def test_rolling_perplexity_is_our_bits_per_byte(model, results):
         ids = tokenizer.encode(document["story"])
         rows.append(Row([tokenizer.eos_id, *ids[:-1]], ids, len(document["story"].encode())))
         n_bytes += len(document["story"].encode())
-    ours = score(model, batches_of(rows))
-    assert ours.n_bytes == n_bytes
+    actual = score(model, batches_of(rows))
+    assert actual.n_bytes == n_bytes
     got = results["glissando_stories"]
-    assert got["bits_per_byte"] == pytest.approx(ours.bits_per_byte, rel=1e-9)
-    assert got["byte_perplexity"] == pytest.approx(2**ours.bits_per_byte, rel=1e-9)
+    assert got["bits_per_byte"] == pytest.approx(actual.bits_per_byte, rel=1e-9)
+    assert got["byte_perplexity"] == pytest.approx(2**actual.bits_per_byte, rel=1e-9)
 
 
 def test_multiple_choice_picks_what_our_scores_pick(model, results):
@@ -190,9 +190,9 @@ def test_the_server_answers_lm_eval_as_the_run_does(model, tmp_path):
     manager = TaskManager(include_path=str(FOLDER), include_defaults=False)
     with serving(model) as (_, url):
         arguments = f"model={NAME},base_url={url}/v1/completions,tokenizer={tmp_path},max_length=8192"
-        found = simple_evaluate(
+        result = simple_evaluate(
             "local-completions", model_args=arguments, tasks=tasks, task_manager=manager, limit=2, log_samples=False
         )
     expected = run_tasks(model, tasks, limit=2)
     for task, metric in (("glissando_endings", "acc_norm"), ("glissando_stories", "bits_per_byte")):
-        assert found["results"][task][f"{metric},none"] == pytest.approx(expected[task][metric], rel=1e-6)
+        assert result["results"][task][f"{metric},none"] == pytest.approx(expected[task][metric], rel=1e-6)

@@ -52,9 +52,9 @@ def test_training_loads_fabric_without_the_trainer_and_what_that_brings(trained)
 
 
 def test_writing_text_loads_neither_fabric_nor_pictures(trained):
-    found = loaded("generate", str(trained[0]), "--prompt", "the", "--max_tokens", "2")
-    assert "torch" in found
-    assert found & (OTHERS | {"lightning_fabric", "tensorboardX", "sympy"}) == set()  # sympy: torch._dynamo was loaded
+    result = loaded("generate", str(trained[0]), "--prompt", "the", "--max_tokens", "2")
+    assert "torch" in result
+    assert result & (OTHERS | {"lightning_fabric", "tensorboardX", "sympy"}) == set()  # sympy: torch._dynamo was loaded
 
 
 @pytest.mark.parametrize(
@@ -72,7 +72,7 @@ def test_a_budget_or_an_out_that_cannot_be_used_is_refused(arguments, message, t
     monkeypatch.chdir(tmp_path)
     (tmp_path / "full").mkdir()
     (tmp_path / "full/file").touch()
-    given = arguments if "--preset" in arguments else ["--preset", "transformer-nano", *arguments]
-    assert main(["train", *given, "--model.hidden_size", "16", "--data.valid_stories", "2"]) in (1, 2)
+    values = arguments if "--preset" in arguments else ["--preset", "transformer-nano", *arguments]
+    assert main(["train", *values, "--model.hidden_size", "16", "--data.valid_stories", "2"]) in (1, 2)
     assert message in capsys.readouterr().err
     assert [path.name for path in tmp_path.rglob("*")] == ["full", "file"]

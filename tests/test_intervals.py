@@ -24,13 +24,13 @@ def test_t_without_a_degree_of_freedom_is_reported():
 
 @pytest.mark.parametrize("seeds", [2, 3, 5])
 def test_gaps_hold_the_truth(seeds: int):
-    rng, held, trials = torch.Generator().manual_seed(seeds), 0, 2000
+    rng, kept, trials = torch.Generator().manual_seed(seeds), 0, 2000
     for _ in range(trials):
         of_seed = 0.02 * torch.randn(seeds, 1, generator=rng, dtype=torch.float64)
         of_window = 0.1 * torch.randn(1, 64, generator=rng, dtype=torch.float64)
         low, high = gap_of(0.3 + of_seed + of_window).interval
-        held += low <= 0.3 <= high
-    assert 0.94 <= held / trials <= 0.985  # Student's t beside the normal law errs to the wide side
+        kept += low <= 0.3 <= high
+    assert 0.94 <= kept / trials <= 0.985  # Student's t beside the normal law errs to the wide side
 
 
 def test_gaps_are_of_seeds_as_well_as_windows():
@@ -61,16 +61,16 @@ def test_a_bound_inside_the_interval_is_not_decided(gap: Gap, bound: float, belo
 
 @pytest.mark.parametrize("n", [6, 15, 31])
 def test_medians_hold_the_truth_whatever_the_law(n: int):
-    rng, held, trials = np.random.default_rng(n), 0, 4000
+    rng, kept, trials = np.random.default_rng(n), 0, 4000
     for _ in range(trials):
-        found = median_of(np.exp(rng.normal(size=n)).tolist())
-        held += found.low <= 1.0 <= found.high
-    assert 0.945 <= held / trials <= 0.99
+        result = median_of(np.exp(rng.normal(size=n)).tolist())
+        kept += result.low <= 1.0 <= result.high
+    assert 0.945 <= kept / trials <= 0.99
 
 
 def test_medians_between_bounds():
-    found = median_of([1.0, 1.1, 1.2, 1.3, 1.4, 1.5, 1.6])
-    assert (found.value, found.low, found.high) == (1.3, 1.0, 1.6)
-    assert (found.between(0.9), found.between(1.7), found.between(1.2)) == (True, False, None)
-    assert found.between(0, 0.95) is False
+    result = median_of([1.0, 1.1, 1.2, 1.3, 1.4, 1.5, 1.6])
+    assert (result.value, result.low, result.high) == (1.3, 1.0, 1.6)
+    assert (result.between(0.9), result.between(1.7), result.between(1.2)) == (True, False, None)
+    assert result.between(0, 0.95) is False
     assert median_of([2.0]) == (2.0, 2.0, 2.0)

@@ -306,8 +306,8 @@ def test_room_that_is_cut_is_of_no_value(case: str):
     with torch.no_grad():
         alone, long = (model(ids[row : row + 1, :n], model.init_state(1))[1] for row, n in ((0, 3), (1, 40)))
         fitted = fit_room(select_rows(join_rows(alone, long), torch.tensor([0])))
-        held = sum(leaf.untyped_storage().nbytes() for leaf in leaves(fitted))
-        assert held == state_bytes(fitted) == state_bytes(alone)
+        kept = sum(leaf.untyped_storage().nbytes() for leaf in leaves(fitted))
+        assert kept == state_bytes(fitted) == state_bytes(alone)
         for step in range(3, 6):
             expected, alone = model(ids[:1, step : step + 1], alone)
             got, fitted = model(ids[:1, step : step + 1], fitted, donate=True)
@@ -362,8 +362,8 @@ def test_runs_in_bfloat16(case: str):
     assert got.dtype == torch.bfloat16
     assert torch.isfinite(got).all()
     assert torch.nn.functional.cosine_similarity(got.float().flatten(), expected.flatten(), 0) > 0.98
-    held = {leaf.untyped_storage().data_ptr(): leaf.untyped_storage().nbytes() for leaf in leaves(state)}
-    assert 0 < sum(held.values()) <= state_bytes(state), "a view keeps what it is of alive"
+    kept = {leaf.untyped_storage().data_ptr(): leaf.untyped_storage().nbytes() for leaf in leaves(state)}
+    assert 0 < sum(kept.values()) <= state_bytes(state), "a view keeps what it is of alive"
 
 
 @pytest.mark.parametrize(("how", "donate"), [("autocast", True), ("state", False), ("fine state", True)])

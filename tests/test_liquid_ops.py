@@ -59,8 +59,8 @@ def outcome(backend: str, b: Tensor, z: Tensor, x0: Tensor, dt: Tensor | None, m
 def test_the_kernel_agrees_with_the_definition(coupled, is_complex, timed, state, time):
     """Values and all gradients; 70 steps are more than the fused kernel adds up at once."""
     b, z, x0, dt = problem(time, is_complex=is_complex)
-    given = (b, z, x0, dt if timed else None, some_modes(state=state), coupled)
-    expected, got = outcome("reference", *given), outcome("numba", *given)
+    arguments = (b, z, x0, dt if timed else None, some_modes(state=state), coupled)
+    expected, got = outcome("reference", *arguments), outcome("numba", *arguments)
     for name, value in expected.items():
         scale = value.abs().max().clamp_min(1e-6)
         assert_close(got[name] / scale, value / scale, name, EXACT)
@@ -198,9 +198,9 @@ def test_torch_compile_takes_the_kernel_as_one_operation(monkeypatch, state):
 @pytest.mark.parametrize("adaptation", [0.0, 1e-9])
 def test_time_constants_that_do_not_adapt(adaptation: float, coupled: bool):
     """The derivative by the state is nothing there, and not 0 / 0."""
-    given = (*problem(20), some_modes(adaptation=adaptation), coupled)
-    expected = outcome("reference", *given)
-    for name, value in outcome("numba", *given).items():
+    arguments = (*problem(20), some_modes(adaptation=adaptation), coupled)
+    expected = outcome("reference", *arguments)
+    for name, value in outcome("numba", *arguments).items():
         assert_close(value, expected[name], name, EXACT)
 
 

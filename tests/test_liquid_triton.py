@@ -42,9 +42,9 @@ def agree(
     b, z, x0, dt = problem(time, n, batch, is_complex)
     modes = some_modes(n, 0.9, state)
     expected = outcome("reference", b, z, x0, dt if timed else None, modes, coupled)
-    given = [v.to(DEVICE, dtype) for v in (b, z, x0, dt)]
+    arguments = [v.to(DEVICE, dtype) for v in (b, z, x0, dt)]
     there = Modes(*(w if w is None else w.to(DEVICE, dtype) for w in modes))
-    got = outcome("triton", *given[:3], given[3] if timed else None, there, coupled)
+    got = outcome("triton", *arguments[:3], arguments[3] if timed else None, there, coupled)
     for name, value in expected.items():
         scale = value.abs().max().clamp_min(1e-6)
         assert_close(got[name].double().cpu() / scale, value / scale, name, tolerance)
@@ -111,11 +111,11 @@ def test_compiled_whole(state: bool):
     def run(b: Tensor, z: Tensor) -> Tensor:
         return liquid(b, z, modes, x0, dt, backend="triton").square().sum()
 
-    found = []
+    result = []
     for function in (run, torch.compile(run, fullgraph=True, backend="aot_eager")):
         leaves = [v.clone().requires_grad_() for v in (b, z)]
-        found.append(torch.autograd.grad(function(*leaves), leaves))
-    for plain, compiled in zip(*found, strict=True):
+        result.append(torch.autograd.grad(function(*leaves), leaves))
+    for plain, compiled in zip(*result, strict=True):
         torch.testing.assert_close(compiled, plain)
 
 
@@ -128,15 +128,15 @@ def test_a_mixer_in_bfloat16(monkeypatch):
 
     mixer = Liquid(8, state_size=12).to(DEVICE, torch.bfloat16)
     inputs = torch.randn(2, 9, 8, generator=torch.Generator().manual_seed(0)).to(DEVICE, torch.bfloat16)
-    found = []
+    result = []
     for form in ("triton", None):
         if form is not None or DEVICE == "cuda":
             monkeypatch.setattr("glissando.mixers.liquid.scan._kernel", lambda *_, form=form: form)
         else:
             monkeypatch.undo()
         y, _ = mixer(inputs)
-        found.append((y, *torch.autograd.grad(y.float().square().sum(), list(mixer.parameters()))))
-    for got, expected in zip(*found, strict=True):
+        result.append((y, *torch.autograd.grad(y.float().square().sum(), list(mixer.parameters()))))
+    for got, expected in zip(*result, strict=True):
         assert got.dtype == torch.bfloat16
         assert expected.abs().max() > 0
         torch.testing.assert_close(got, expected, atol=1e-2 * float(expected.detach().abs().max()), rtol=2e-2)

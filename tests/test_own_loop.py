@@ -29,14 +29,14 @@ def test_gradients_of_two_processes_are_those_of_one(tmp_path):
 
 def in_graph(of: Tensor) -> set[int]:
     """ids of the parameters that a backward pass comes by, with a gradient or without."""
-    seen, waiting, found = set(), [of.grad_fn], set()
+    seen, waiting, result = set(), [of.grad_fn], set()
     while waiting:
         node = waiting.pop()
         if node is not None and node not in seen:
             seen.add(node)
             waiting += [after for after, _ in node.next_functions]
-            found |= {id(node.variable)} if hasattr(node, "variable") else set()
-    return found
+            result |= {id(node.variable)} if hasattr(node, "variable") else set()
+    return result
 
 
 @pytest.mark.parametrize("name", preset_names())

@@ -25,11 +25,11 @@ PLACEHOLDERS = {"research.audit": {"NAME": "hybrid-memory"}}
 
 def commands(text: str) -> set[tuple[str, str]]:
     """(module, arguments) of every such command in the code of a page."""
-    found = set()
+    result = set()
     for code in CODE.findall(text.replace("\\\n", " ")):
         for module, words, file, others in PROGRAM.findall(code):
-            found.add((module or file.replace("/", "."), (words or others).strip()))
-    return found
+            result.add((module or file.replace("/", "."), (words or others).strip()))
+    return result
 
 
 # research.steering has the options of `glissando steer`; tests/test_steering.py runs it.
@@ -38,11 +38,11 @@ CASES = sorted(c for c in set().union(*(commands(page.read_text()) for page in W
 
 def parsed(module: str, words: list[str], monkeypatch: pytest.MonkeyPatch) -> argparse.Namespace:
     """What the program's parser makes of the arguments; the program ends there."""
-    found = []
+    result = []
     original = argparse.ArgumentParser.parse_args
 
     def parse_args(self, args=None, namespace=None):
-        found.append(original(self, args, namespace))
+        result.append(original(self, args, namespace))
         raise Parsed
 
     name = f"{module}.__main__" if module in ("benchmarks", "research.audit") else module
@@ -51,7 +51,7 @@ def parsed(module: str, words: list[str], monkeypatch: pytest.MonkeyPatch) -> ar
     monkeypatch.setattr(sys, "argv", [module, *words])
     with pytest.raises(Parsed):
         program.main()
-    return found[0]
+    return result[0]
 
 
 @pytest.mark.parametrize(("module", "arguments"), CASES)

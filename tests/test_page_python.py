@@ -33,11 +33,11 @@ FRAGMENTS = {
 
 
 def blocks() -> dict[tuple[str, int], str]:
-    found = {}
+    result = {}
     for page in sorted((ROOT / "docs").glob("*.md")):
         for number, code in enumerate(re.findall(r"```python\n(.*?)```", page.read_text(), re.DOTALL)):
-            found[page.stem, number] = code
-    return found
+            result[page.stem, number] = code
+    return result
 
 
 BLOCKS = blocks()

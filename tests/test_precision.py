@@ -83,10 +83,10 @@ def test_training_on_series_flushes_them(seen, tmp_path):
 
 @pytest.mark.usefixtures("_kept")
 def test_training_speed_is_measured_with_them_flushed():
-    model, found = torch.nn.Embedding(5, 5), []
-    model.register_forward_hook(lambda *_: found.append(halved()))
+    model, result = torch.nn.Embedding(5, 5), []
+    model.register_forward_hook(lambda *_: result.append(halved()))
     trainer(model, torch.zeros(1, 3, dtype=torch.long))()
-    assert found == [0]
+    assert result == [0]
     assert halved() != 0
 
 

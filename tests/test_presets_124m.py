@@ -37,10 +37,10 @@ def test_the_recipes_data_stream_by_the_same_command(tmp_path, monkeypatch, caps
         (folder / f"train-{number}.jsonl").write_text("\n".join(lines[100 * number : 100 * number + 100]))
     small = "--model.vocab_size 256 --model.hidden_size 16 --model.depth.layers 1 --model.mixer.heads 2"
     small += " --data.seq_len 16 --data.batch_size 16"
-    given = f"--data.name {folder} --data.subset null --data.tokenizer bytes --data.max_valid_bytes 500"
-    given += " --training.steps 2 --training.compile false --training.accelerator cpu --training.precision 32-true"
+    arguments = f"--data.name {folder} --data.subset null --data.tokenizer bytes --data.max_valid_bytes 500"
+    arguments += " --training.steps 2 --training.compile false --training.accelerator cpu --training.precision 32-true"
     run = tmp_path / "run"
-    command = ["train", "--preset", "transformer-124m", *small.split(), *given.split(), "--out", str(run)]
+    command = ["train", "--preset", "transformer-124m", *small.split(), *arguments.split(), "--out", str(run)]
     assert main(command) == 0, capsys.readouterr()
     assert Run.open(run).read_config()["data"]["kind"] == "hub_stream"
     assert Run.open(run).read_config()["training"]["accumulate"] == 16
@@ -56,8 +56,8 @@ def test_a_recipe_trains_for_two_steps_on_generated_ids(name, tmp_path, capsys):
     preset = load_preset(name)
     config.write_text(yaml.safe_dump({key: preset[key] for key in ("model", "training")}))
     run = tmp_path / "run"
-    given = "--data.kind mqar --data.vocabulary 50257 --data.seq_len 64 --data.batch_size 2 --data.valid_rows 2"
-    given += " --training.steps 2 --training.accumulate 1 --training.compile false --training.accelerator cpu"
-    assert main(["train", "--config", str(config), *given.split(), "--out", str(run)]) == 0, capsys.readouterr()
+    arguments = "--data.kind mqar --data.vocabulary 50257 --data.seq_len 64 --data.batch_size 2 --data.valid_rows 2"
+    arguments += " --training.steps 2 --training.accumulate 1 --training.compile false --training.accelerator cpu"
+    assert main(["train", "--config", str(config), *arguments.split(), "--out", str(run)]) == 0, capsys.readouterr()
     assert Run.open(run).read_config()["model"]["vocab_size"] == 50304
     assert sum(value.numel() for value in Run.open(run).read_state_dict().values()) >= preset_parameters(name)

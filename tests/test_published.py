@@ -33,11 +33,11 @@ def test_it_has_the_published_number_of_parameters() -> None:
 
 
 def test_the_last_token_changes_the_first_logits(model: PublishedContinuousTransformer) -> None:
-    given = ids(1, 32)
-    changed = given.clone()
+    tokens = ids(1, 32)
+    changed = tokens.clone()
     changed[0, -1] = (changed[0, -1] + 1) % 256
     with torch.no_grad():
-        assert (model(given) - model(changed))[0, 0].abs().max() > 1e-6
+        assert (model(tokens) - model(changed))[0, 0].abs().max() > 1e-6
 
 
 @pytest.mark.parametrize("length", [1, 2, 33])
@@ -93,7 +93,7 @@ def test_the_frequencies_fall_from_their_first_to_1e_minus_4() -> None:
 
 
 def test_decoding_reads_the_last_context_again(model: PublishedContinuousTransformer) -> None:
-    given = ids(1, CONTEXT + 3)
+    tokens = ids(1, CONTEXT + 3)
     with torch.no_grad():
-        expected = model(given[:, 3:])[:, -1]
-    assert torch.equal(model.next_logits(given), expected)
+        expected = model(tokens[:, 3:])[:, -1]
+    assert torch.equal(model.next_logits(tokens), expected)

@@ -39,20 +39,20 @@ def test_the_liquid_part_gets_no_gradient_and_the_rest_does():
 
 
 def test_the_last_token_changes_the_first_logits_by_the_gate():
-    model, given = small(), ids(1, 9)
-    changed = given.clone()
+    model, tokens = small(), ids(1, 9)
+    changed = tokens.clone()
     changed[0, -1] = (changed[0, -1] + 1) % 11
     with torch.no_grad():
-        assert (model(given) - model(changed))[0, 0].abs().max() > 1e-6
+        assert (model(tokens) - model(changed))[0, 0].abs().max() > 1e-6
         model.gate[2].weight.zero_()
         # With a gate that reads nothing, nothing looks ahead.
-        assert torch.equal(model(given)[0, :-1], model(changed)[0, :-1])
+        assert torch.equal(model(tokens)[0, :-1], model(changed)[0, :-1])
 
 
 def test_rows_change_each_other():
-    model, given = small(), ids(2, 9)
+    model, tokens = small(), ids(2, 9)
     with torch.no_grad():
-        together, alone = model(given), torch.cat([model(given[:1]), model(given[1:])])
+        together, alone = model(tokens), torch.cat([model(tokens[:1]), model(tokens[1:])])
     gaps = (together - alone).abs().amax((1, 2))
     assert gaps.max() > 1e-6  # one of them has the least tau, most of the time
 
@@ -87,13 +87,13 @@ def test_time_constants_stay_within_their_bounds():
 
 
 def test_what_is_wrong_is_hidden():
-    model, given = small(), ids(1, 12)
+    model, tokens = small(), ids(1, 12)
     with torch.no_grad():
-        assert torch.equal(model(torch.cat([given, given], 1)), model(given))
+        assert torch.equal(model(torch.cat([tokens, tokens], 1)), model(tokens))
         assert torch.equal(model(torch.full((1, 3), -7)), model(torch.zeros(1, 3, dtype=torch.int64)))
         assert torch.equal(model(torch.full((1, 3), 99)), model(torch.full((1, 3), 10)))
         model.head.bias[:3] = torch.tensor([torch.nan, torch.inf, -torch.inf])
-        assert model(given)[0, 0, :3].tolist() == [0, 50, 50]
+        assert model(tokens)[0, 0, :3].tolist() == [0, 50, 50]
 
 
 def test_its_hippo_fills_the_states_to_their_bound_and_legs_does_not():

@@ -69,9 +69,9 @@ def test_a_run_is_trained_to_a_url_and_opens_from_there(tmp_path, capsys):
     said = capsys.readouterr().err
     assert f"trained in {run.path}, copied to memory://bucket/book after every save" in said
     assert "glissando generate memory://bucket/book" in said
-    model, ours = glissando.load("memory://bucket/book"), glissando.load(run.path)
+    model, actual = glissando.load("memory://bucket/book"), glissando.load(run.path)
     ids = torch.arange(97, 120).unsqueeze(0)
-    assert torch.equal(model(ids)[0], ours(ids)[0])
+    assert torch.equal(model(ids)[0], actual(ids)[0])
     for name in ("manifest.json", "metrics.csv", "summary.json", "samples.txt", "environment.json"):
         if (run.path / name).is_file() and name != "manifest.json":
             assert stored()[f"/bucket/book/{name}"] == (run.path / name).read_bytes(), name
@@ -119,12 +119,12 @@ def test_a_reader_sees_a_whole_run_at_every_moment_of_writing(tmp_path, monkeypa
 
     def look() -> None:
         try:
-            found = weights(fetched("memory://book"))
+            result = weights(fetched("memory://book"))
         except RunError as error:
             assert "no run at memory://book" in str(error)
             seen.append(None)
         else:
-            seen.append(float(found["embedding.weight"].abs().sum()))
+            seen.append(float(result["embedding.weight"].abs().sum()))
 
     original = remote.Place._write
 
@@ -233,11 +233,11 @@ def test_another_run_under_the_same_url_is_not_written_over(tmp_path, cache, mon
     shutil.move(cache, tmp_path / "ours")
     empty()
     trained(tmp_path, "memory://book", {"training": {"steps": 2, "seed": 5}})
-    theirs = weights(fetched("memory://book"))
+    expected = weights(fetched("memory://book"))
     shutil.rmtree(cache)
     shutil.move(tmp_path / "ours", cache)
     resume("memory://book")
-    assert_same_tensors(weights(fetched("memory://book")), theirs)
+    assert_same_tensors(weights(fetched("memory://book")), expected)
 
 
 def test_a_copy_that_fails_ends_no_training_and_the_end_says_where_the_run_is(tmp_path, monkeypatch, capsys):

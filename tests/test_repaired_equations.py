@@ -298,7 +298,7 @@ def test_a_control_enters_the_hybrids_field():
 def same(model: LanguageModel, written: Callable[[Weights, Tensor], Tensor], **signals: Tensor) -> None:
     """Logits, and the gradients of a loss in every parameter, to 1e-9."""
     ids = some_ids()
-    found = []
+    result = []
     for forward in (
         lambda: model(ids, **signals)[0],
         lambda: written({**dict(model.named_parameters()), **dict(model.named_buffers())}, ids),
@@ -306,8 +306,8 @@ def same(model: LanguageModel, written: Callable[[Weights, Tensor], Tensor], **s
         model.zero_grad()
         logits = forward()
         F.cross_entropy(logits.flatten(0, 1), ids.roll(-1, 1).flatten()).backward()
-        found.append((logits.detach(), {name: p.grad for name, p in model.named_parameters()}))
-    (logits, gradients), (expected, others) = found
+        result.append((logits.detach(), {name: p.grad for name, p in model.named_parameters()}))
+    (logits, gradients), (expected, others) = result
     assert_close(logits, expected, "logits")
     for name, gradient in others.items():
         assert (gradient is None) == (gradients[name] is None), name

@@ -109,8 +109,8 @@ def agreed(store: TCPStore, order: tuple[int, ...]) -> list[str]:
 
     def ask(rank: int) -> str:
         time.sleep(0.1 * order.index(rank))
-        ours = TCPStore("127.0.0.1", store.port, is_master=False, timeout=timedelta(seconds=60))
-        return rendezvous.agree(ours, rank, len(order))
+        actual = TCPStore("127.0.0.1", store.port, is_master=False, timeout=timedelta(seconds=60))
+        return rendezvous.agree(actual, rank, len(order))
 
     with ThreadPoolExecutor() as pool:
         return [*pool.map(ask, order)]

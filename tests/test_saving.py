@@ -58,9 +58,11 @@ def test_training_goes_on_while_a_checkpoint_is_written(tmp_path, monkeypatch):
     assert [names[-1] for _, names in saved] == ["step-00000004", "step-00000008", "step-00000012"]
     for step in (8, 12):
         name = f"step-{step:08d}"
-        mine, theirs = (TrainState.load(path / "checkpoints" / name) for path in (run.path, whole.path))
-        assert_same_tensors([mine.model, mine.optimizer, mine.random], [theirs.model, theirs.optimizer, theirs.random])
-        assert (mine.step, mine.unlogged) == (theirs.step, theirs.unlogged)
+        mine, expected = (TrainState.load(path / "checkpoints" / name) for path in (run.path, whole.path))
+        assert_same_tensors(
+            [mine.model, mine.optimizer, mine.random], [expected.model, expected.optimizer, expected.random]
+        )
+        assert (mine.step, mine.unlogged) == (expected.step, expected.unlogged)
         log = (run.path / "metrics.csv").read_bytes()[: mine.logged["size"]]
         assert hashlib.sha256(log).hexdigest() == mine.logged["sha256"]
         assert log.count(b"\n") == 1 + step
@@ -182,7 +184,7 @@ def test_the_benchmark_tells_what_training_waits_for_from_what_it_does_not(monke
         original(self, *args, **keywords)
 
     monkeypatch.setattr(TrainState, "save", slow)
-    found = measured("transformer-nano", 1, 16, 1)
-    assert found["synchronous"] - found["copy"] > 0.4
-    assert found["step"] > 0
-    assert found["writing"] > 0
+    result = measured("transformer-nano", 1, 16, 1)
+    assert result["synchronous"] - result["copy"] > 0.4
+    assert result["step"] > 0
+    assert result["writing"] > 0

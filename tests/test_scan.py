@@ -282,8 +282,8 @@ def test_a_compiled_mixer_holds_no_complex_results_of_the_scan():
     types = []
 
     def look(graph: torch.fx.GraphModule, _: object) -> torch.fx.GraphModule:
-        found = (node for node in graph.graph.nodes if "glissando.scan" in str(node.target))
-        types.extend(node.meta["example_value"].dtype for node in found)
+        result = (node for node in graph.graph.nodes if "glissando.scan" in str(node.target))
+        types.extend(node.meta["example_value"].dtype for node in result)
         return graph
 
     torch._dynamo.reset()

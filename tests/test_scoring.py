@@ -53,15 +53,15 @@ def test_accuracy_counts_scored_targets():
 def test_intervals_cover_the_truth():
     """Rows of known mean loss: about 95 of 100 intervals hold it."""
     generator = torch.Generator().manual_seed(0)
-    held = 0
+    kept = 0
     for trial in range(200):
         rows = 1.0 + 0.5 * torch.randn(40, generator=generator).double()
         result = Score(
             nats=(rows * math.log(2)).tolist(), targets=[1] * 40, correct=[0] * 40, row_bytes=[1.0] * 40, n_bytes=40
         )
         low, high = result.intervals(resamples=400, seed=trial)["bits_per_byte"]
-        held += low <= 1.0 <= high
-    assert 0.88 <= held / 200 <= 0.99
+        kept += low <= 1.0 <= high
+    assert 0.88 <= kept / 200 <= 0.99
 
 
 def test_score_streams_batches_and_keeps_the_mode():

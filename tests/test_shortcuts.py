@@ -50,13 +50,13 @@ def assert_computes(model: LanguageModel, plainly: Callable[[torch.Tensor], torc
     x = model.embedding(ids)
     expected = model.logits(model.norm(plainly(x if model.lift is None else model.lift(x))))
     assert_close(model(ids)[0], expected, "values")
-    found = []
+    result = []
     for logits in (model(ids)[0], expected):
         model.zero_grad()
         logits.square().sum().backward()
-        found.append({n: p.grad.clone() for n, p in model.named_parameters() if p.grad is not None})
-    assert found[0].keys() == found[1].keys() >= {"embedding.weight", "depth.shortcuts"}
-    assert_tensors_close(found[0], found[1], "gradient of")
+        result.append({n: p.grad.clone() for n, p in model.named_parameters() if p.grad is not None})
+    assert result[0].keys() == result[1].keys() >= {"embedding.weight", "depth.shortcuts"}
+    assert_tensors_close(result[0], result[1], "gradient of")
 
 
 def unit(x: torch.Tensor) -> torch.Tensor:
@@ -124,25 +124,25 @@ def test_the_equation_of_a_flow(backward: str):
 @pytest.mark.parametrize("backward", ["checkpoint", "reversible"])
 def test_every_backward_mode_of_a_flow_has_the_same_gradients(backward: str):
     """As an unrolled solver; test_the_equation_of_a_flow compares that with the equation written out."""
-    found = []
+    result = []
     for unrolled in (True, False):
         model = build(DEPTHS["flow"] | {"backward": backward})
         model.depth.unrolled = unrolled  # type: ignore[assignment]
         model(random_ids(model, 2, 9, 0))[0].square().sum().backward()
-        found.append({n: p.grad for n, p in model.named_parameters() if p.grad is not None})
-    assert float(found[0]["depth.shortcuts"].abs().min()) > 0
-    assert_tensors_close(found[1], found[0], "gradient of")
+        result.append({n: p.grad for n, p in model.named_parameters() if p.grad is not None})
+    assert float(result[0]["depth.shortcuts"].abs().min()) > 0
+    assert_tensors_close(result[1], result[0], "gradient of")
 
 
 @pytest.mark.parametrize("name", ["discrete", "tied"])
 def test_gradient_checkpointing_has_the_same_gradients(name: str):
-    found = []
+    result = []
     for checkpointing in (False, True):
         model = build(DEPTHS[name])
         model.depth.gradient_checkpointing = checkpointing  # type: ignore[assignment]
         model(random_ids(model, 2, 9, 0))[0].square().sum().backward()
-        found.append({n: p.grad for n, p in model.named_parameters() if p.grad is not None})
-    assert_tensors_close(found[1], found[0], "gradient of")
+        result.append({n: p.grad for n, p in model.named_parameters() if p.grad is not None})
+    assert_tensors_close(result[1], result[0], "gradient of")
 
 
 @depths

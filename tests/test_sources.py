@@ -43,12 +43,12 @@ class System:
     renamed: dict[str, str]
 
     def names(self, model: nn.Module) -> dict[str, str]:
-        found = {}
+        result = {}
         for name, _ in model.named_parameters():
-            found[name] = name
+            result[name] = name
             for pattern, new in self.renamed.items():
-                found[name] = re.sub(pattern, new, found[name])
-        return found
+                result[name] = re.sub(pattern, new, result[name])
+        return result
 
 
 def as_real(x: Tensor) -> Tensor:
@@ -132,16 +132,16 @@ def logits_of(model: nn.Module, given: Tensor) -> Tensor:
 @EVERY
 def test_the_logits_and_all_gradients_are_the_programs(systems: dict[str, System], name: str):
     system = systems[name]
-    theirs, ours = copied(system)
-    given = ids(11, 9, 9)  # the minimal program runs where there are as many rows as tokens
-    names, logits = system.names(theirs), []
-    for model in (theirs, ours):
-        logits.append(logits_of(model, given))
-        F.cross_entropy(logits[-1].flatten(0, 1), given.roll(-1, 1).flatten()).backward()
+    expected, actual = copied(system)
+    inputs = ids(11, 9, 9)  # the minimal program runs where there are as many rows as tokens
+    names, logits = system.names(expected), []
+    for model in (expected, actual):
+        logits.append(logits_of(model, inputs))
+        F.cross_entropy(logits[-1].flatten(0, 1), inputs.roll(-1, 1).flatten()).backward()
     assert_close(logits[1], logits[0], "logits", SAME)
-    mine = dict(ours.named_parameters())
+    mine = dict(actual.named_parameters())
     assert set(mine) == set(names.values())
-    for parameter, value in theirs.named_parameters():
+    for parameter, value in expected.named_parameters():
         grad = mine[names[parameter]].grad
         assert (grad is None) == (value.grad is None), parameter
         if grad is not None:
@@ -169,11 +169,15 @@ def test_it_starts_as_the_program_does(systems: dict[str, System], name: str):
 
 
 def test_the_minimal_programs_training_step_scores_padding_too(systems: dict[str, System]):
-    theirs, ours = copied(systems["minimal"])
-    given = ids(256, 9, 10)
-    given[:, 4], given[3:, 8:] = TAB, 0
-    assert_close(ours.training_step(given), theirs.training_step(given, 0), "loss", SAME)
-    assert_close(ours.training_step(given), F.cross_entropy(ours(given[:, :-1]).mT, given[:, 1:]), "of every target")
+    expected, actual = copied(systems["minimal"])
+    inputs = ids(256, 9, 10)
+    inputs[:, 4], inputs[3:, 8:] = TAB, 0
+    assert_close(actual.training_step(inputs), expected.training_step(inputs, 0), "loss", SAME)
+    assert_close(
+        actual.training_step(inputs),
+        F.cross_entropy(actual(inputs[:, :-1]).mT, inputs[:, 1:]),
+        "of every target",
+    )
 
 
 @pytest.mark.parametrize("shape", [(2, 5), (5, 2), (1, 1), (3, 3)])
@@ -192,11 +196,11 @@ def test_the_minimal_program_fails_where_ours_does(systems: dict[str, System], s
 
 
 def test_a_control_steers_the_hybrid_program_as_it_does_ours(systems: dict[str, System]):
-    theirs, ours = copied(systems["hybrid"])
-    given, control = ids(41, 3, 7), torch.randn(3, 4, requires_grad=True)
-    logits = [model(given, control) for model in (theirs, ours)]
+    expected, actual = copied(systems["hybrid"])
+    inputs, control = ids(41, 3, 7), torch.randn(3, 4, requires_grad=True)
+    logits = [model(inputs, control) for model in (expected, actual)]
     assert_close(logits[1], logits[0], "logits", SAME)
-    assert (logits[0] - theirs(given)).abs().max() > 1e-3
+    assert (logits[0] - expected(inputs)).abs().max() > 1e-3
     for each in logits:
         each.sum().backward()
         assert control.grad is None  # the adjoint does not receive it
@@ -207,61 +211,61 @@ def test_a_control_steers_the_hybrid_program_as_it_does_ours(systems: dict[str, 
 
 def test_where_the_matrix_is_singular_the_liquid_program_is_exact(systems: dict[str, System]):
     """A - 1 / tau is nilpotent, as tau follows nothing and A has 1 / tau on its diagonal."""
-    theirs, ours = copied(systems["liquid"])
+    expected, actual = copied(systems["liquid"])
     with torch.no_grad():
-        for layer in ours.layers:
+        for layer in actual.layers:
             layer.core.phi[3].weight.zero_(), layer.core.phi[3].bias.zero_(), layer.core.log_tau.zero_()
             layer.core.A.copy_(torch.eye(8) + 3 * torch.randn(8, 8).tril(-1))
             assert torch.linalg.matrix_rank(layer.core.A - torch.eye(8)) < 8
-        mine, names = dict(ours.named_parameters()), systems["liquid"].names(theirs)
-        for name, parameter in theirs.named_parameters():
+        mine, names = dict(actual.named_parameters()), systems["liquid"].names(expected)
+        for name, parameter in expected.named_parameters():
             parameter.copy_(mine[names[name]])
-        assert_close(ours(ids(11, 2, 9)), theirs(ids(11, 2, 9))["logits"], "logits", SAME)
+        assert_close(actual(ids(11, 2, 9)), expected(ids(11, 2, 9))["logits"], "logits", SAME)
 
 
 def test_the_liquid_programs_bounds_and_repairs_are_ours(systems: dict[str, System]):
     """Clamps of tau, dt, A, states, logits, a and r; NaN, both infinities, ids that do not exist, and a long input."""
-    theirs, ours = copied(systems["liquid"], spread=3.0)
-    given = torch.cat([ids(11, 2, 9), torch.tensor([[-7, 99, 3, 4, 5, 6, 7]] * 2)], 1)
+    reference, actual = copied(systems["liquid"], spread=3.0)
+    inputs = torch.cat([ids(11, 2, 9), torch.tensor([[-7, 99, 3, 4, 5, 6, 7]] * 2)], 1)
     with torch.no_grad():
         for matrix, head in (
-            (theirs.liquid_layers[0].liquid_ssm.A_continuous, theirs.lm_head),
-            (ours.layers[0].core.A, ours.head),
+            (reference.liquid_layers[0].liquid_ssm.A_continuous, reference.lm_head),
+            (actual.layers[0].core.A, actual.head),
         ):
             matrix[2, 3] = 30
             head.bias[:3] = torch.tensor([torch.nan, torch.inf, -torch.inf])
-        found, expected = ours(given), theirs(given)["logits"]
-    assert_close(found, expected, "logits", SAME)
+        result, expected = actual(inputs), reference(inputs)["logits"]
+    assert_close(result, expected, "logits", SAME)
     assert expected.shape == (2, 12, 11)
     assert expected[0, 0, :3].tolist() == [0, 50, 50]
 
 
 def test_the_liquid_program_draws_the_same_tokens(systems: dict[str, System]):
-    theirs, ours = copied(systems["liquid"])
+    expected, actual = copied(systems["liquid"])
     for length, seed in ((5, 0), (5, 1), (9, 2)):  # the table of positions has 12
-        given, drawn = ids(11, 1, length), []
-        for model in (theirs, ours):
+        inputs, drawn = ids(11, 1, length), []
+        for model in (expected, actual):
             torch.manual_seed(seed)
-            more = model.generate(given, 14) if model is theirs else model.generate(given, 14 - length)
+            more = model.generate(inputs, 14) if model is expected else model.generate(inputs, 14 - length)
             drawn.append(more["generated_ids"] if isinstance(more, dict) else more)
         assert torch.equal(*drawn)
         assert drawn[0].shape[1] > length
-    for model in (theirs, ours):
+    for model in (expected, actual):
         with pytest.raises(RuntimeError, match="Tensor with 2 elements"):
             model.generate(ids(11, 2, 4), 6)
 
 
 def test_the_core_of_the_liquid_programs_demonstration():
     """Fewer inputs than states; two steps, the second from a state that is not 0."""
-    theirs, ours = programs.liquid()["LiquidSSMCore"](16, 8, 6), Core(6, 16, hippo=True, inputs=8)
+    expected, actual = programs.liquid()["LiquidSSMCore"](16, 8, 6), Core(6, 16, hippo=True, inputs=8)
     names = {"_continuous": "", r"time_controller\.": "", "tau_adaptation": "phi", "adaptation_rate": "a",
              "output_scale": "scale", "output_bias": "shift", "state_normalizer": "norm"}  # fmt: skip
-    moved = {name: p.detach() + 0.1 * torch.randn_like(p) for name, p in theirs.named_parameters()}
-    theirs.load_state_dict(moved, strict=False)
+    moved = {name: p.detach() + 0.1 * torch.randn_like(p) for name, p in expected.named_parameters()}
+    expected.load_state_dict(moved, strict=False)
     for pattern, new in names.items():
         moved = {re.sub(pattern, new, name): value for name, value in moved.items()}
-    ours.load_state_dict(moved)
+    actual.load_state_dict(moved)
     u = torch.randn(3, 2, 8)
-    steps = [theirs(now, return_diagnostics=True) for now in u.unbind(1)]
-    for got, name in zip((*ours(u), ours.run(u)[1]), ("output", "state", "time_constants"), strict=True):
+    steps = [expected(now, return_diagnostics=True) for now in u.unbind(1)]
+    for got, name in zip((*actual(u), actual.run(u)[1]), ("output", "state", "time_constants"), strict=True):
         assert_close(got, torch.stack([step[name] for step in steps], 1), name, SAME)

@@ -47,9 +47,9 @@ def test_a_resumed_text_is_the_uninterrupted_one(case, tmp_path):
         got += more
     assert got == expected
     assert torch.equal(parts.generators[0].get_state(), whole.generators[0].get_state())
-    for ours, theirs in zip(leaves(parts.state), leaves(whole.state), strict=True):
-        assert ours.dtype == theirs.dtype
-        assert torch.equal(ours, theirs)
+    for actual, reference in zip(leaves(parts.state), leaves(whole.state), strict=True):
+        assert actual.dtype == reference.dtype
+        assert torch.equal(actual, reference)
 
 
 @pytest.mark.parametrize("at", range(1, 12))

@@ -314,8 +314,8 @@ def test_the_definition_is_exact_under_autocast():
     with torch.autocast("cpu", dtype=torch.bfloat16):
         o = tau_attention(q, k, v, temperature, bias, forget, backend="reference")
     weights = torch.randn(o.shape, generator=torch.Generator().manual_seed(9), dtype=torch.float64)
-    found = [o, *torch.autograd.grad((o.double() * weights).sum(), inputs)]
-    for name, got in zip((NAMES[0], *NAMES[2:]), found, strict=True):
+    result = [o, *torch.autograd.grad((o.double() * weights).sum(), inputs)]
+    for name, got in zip((NAMES[0], *NAMES[2:]), result, strict=True):
         error = (got.double() - exact[name]).norm() / exact[name].norm()
         assert error <= BOUND[torch.float32], f"{name}: relative L2 error {error:.1e}"
 
@@ -330,11 +330,11 @@ def test_compiled_whole():
 
     inputs = [x for x in problem("random", (1, 2, 1, 256, 256), torch.float32, 0.1) if x.dtype is torch.float32]
     torch._dynamo.reset()
-    found = []
+    result = []
     for function in (run, torch.compile(run, fullgraph=True, backend="aot_eager")):
         leaves = [x.clone().requires_grad_() for x in inputs]
-        found.append(torch.autograd.grad(function(*leaves), leaves))
-    for plain, compiled in zip(*found, strict=True):
+        result.append(torch.autograd.grad(function(*leaves), leaves))
+    for plain, compiled in zip(*result, strict=True):
         assert torch.equal(plain, compiled)
 
 

@@ -159,12 +159,12 @@ def test_compiled_whole():
         return attend(q, k, v, temperature, exponents(k, bias, forget), "triton")[0].square().sum()
 
     inputs = [x.to(DEVICE) for x in problem("random", (1, 2, 1, 18, 18), torch.float32, 0.1)]
-    found = []
+    result = []
     for function in (run, torch.compile(run, fullgraph=True, backend="aot_eager")):
         leaves = [x.clone().requires_grad_() for x in inputs]
         loss = function(*leaves)
-        found.append([loss.detach(), *torch.autograd.grad(loss, leaves)])
-    for plain, compiled in zip(*found, strict=True):
+        result.append([loss.detach(), *torch.autograd.grad(loss, leaves)])
+    for plain, compiled in zip(*result, strict=True):
         torch.testing.assert_close(compiled, plain)
 
 

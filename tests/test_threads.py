@@ -72,11 +72,11 @@ def test_a_run_of_a_larger_machine_is_measured_anew_and_that_is_said(counted, mo
 def test_measuring_is_short_and_leaves_the_number_as_it_is(counted, rows):
     torch.set_num_threads(3)
     began = time.perf_counter()
-    found = measure([1, 2], rows, 64)
+    result = measure([1, 2], rows, 64)
     assert time.perf_counter() - began < 20, "a fifth of a second on a quiet machine"
     assert torch.get_num_threads() == 3
-    assert set(found) == {1, 2}
-    assert all(0 < seconds < 1 for seconds in found.values())
+    assert set(result) == {1, 2}
+    assert all(0 < seconds < 1 for seconds in result.values())
 
 
 def test_a_run_says_how_many_and_resumes_with_as_many(run, counted, monkeypatch, capsys):
@@ -92,8 +92,8 @@ def test_a_run_says_how_many_and_resumes_with_as_many(run, counted, monkeypatch,
 def test_generating_takes_the_number_that_is_given(run, counted, capsys):
     assert main(["generate", str(run), "--max_tokens", "2", "--threads", "2"]) == 0
     assert torch.get_num_threads() == 2
-    for given in ("0", "-1", "two"):
-        assert main(["generate", str(run), "--threads", given]) == 2
+    for arguments in ("0", "-1", "two"):
+        assert main(["generate", str(run), "--threads", arguments]) == 2
         assert "--threads: expected" in capsys.readouterr().err
 
 

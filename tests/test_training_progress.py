@@ -149,15 +149,15 @@ def test_tensorboard_events(tmp_path):
 
     done = run(tmp_path, "run", {"training": {"steps": 6, "tensorboard": True}})
     (path,) = (done.path / "tensorboard").iterdir()
-    data, found = path.read_bytes(), {}
+    data, result = path.read_bytes(), {}
     while data:
         size = int.from_bytes(data[:8], "little")  # length, its checksum, the event, its checksum
         event = event_pb2.Event.FromString(data[12 : 12 + size])
-        found |= {(value.tag, event.step): value.simple_value for value in event.summary.value}
+        result |= {(value.tag, event.step): value.simple_value for value in event.summary.value}
         data = data[16 + size :]
     for row in metrics(done):
-        assert found["train_loss", int(row["step"])] == pytest.approx(float(row["train_loss"]), rel=1e-5)
-        assert ("valid_loss", int(row["step"])) in found
+        assert result["train_loss", int(row["step"])] == pytest.approx(float(row["train_loss"]), rel=1e-5)
+        assert ("valid_loss", int(row["step"])) in result
 
 
 # ---------------------------------------------------------------------- validations

@@ -40,14 +40,14 @@ training: {steps: 8, schedule: {warmup_steps: 0}, sample_every: 1000000}
 
 def sections() -> dict[str, list[tuple[str, str]]]:
     """Title -> the section's commands, each with what the page shows below it."""
-    found: dict[str, list[tuple[str, str]]] = {}
+    result: dict[str, list[tuple[str, str]]] = {}
     for part in PAGE.read_text().split("\n## ")[1:]:
         title = part.partition("\n")[0]
         for block in re.findall(r"^```\n(\$ .*?)^```$", part, re.DOTALL | re.MULTILINE):
             whole = block.replace("\\\n", " ")  # commands that are continued
             for command, shown in re.findall(r"^\$ (.*)\n((?:(?!\$ ).*\n)*)", whole, re.MULTILINE):
-                found.setdefault(title, []).append((command, shown))
-    return found
+                result.setdefault(title, []).append((command, shown))
+    return result
 
 
 SECTIONS = sections()

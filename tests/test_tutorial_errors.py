@@ -52,13 +52,13 @@ def trained_before(found: list, last) -> list[str]:
 @pytest.mark.parametrize(("page", "line"), CASES)
 def test_a_quoted_error_is_the_programs(page, line, tmp_path, monkeypatch, capfd):
     monkeypatch.chdir(tmp_path)
-    found = tutorials.blocks(tutorials.PAGES[page].read_text())
-    last = next(block for block in found if block.line == line)
-    for block in found:
+    result = tutorials.blocks(tutorials.PAGES[page].read_text())
+    last = next(block for block in result if block.line == line)
+    for block in result:
         if block.file is not None and block.line < line:
             with Path(block.file.removesuffix(" (continued)")).open("a") as file:
                 file.write(block.code)
-    for command in trained_before(found, last):
+    for command in trained_before(result, last):
         assert run(command) == 0, command
     capfd.readouterr()
     status = [run(command) for command in commands(last.code)][-1]

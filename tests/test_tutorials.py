@@ -31,10 +31,10 @@ def test_a_tutorial_prints_what_is_written(page):
 @pytest.mark.parametrize("page", tutorials.PAGES)
 def test_every_output_of_a_tutorial_is_compared(page):
     """An output is checked only right behind its block."""
-    found = tutorials.blocks(tutorials.PAGES[page].read_text())
-    assert not [block.line for block in found if block.kind == "text"]
-    assert sum(block.output is not None for block in found) >= 4
-    assert {block.kind for block in found} <= {"bash", "python", "yaml"}
+    result = tutorials.blocks(tutorials.PAGES[page].read_text())
+    assert not [block.line for block in result if block.kind == "text"]
+    assert sum(block.output is not None for block in result) >= 4
+    assert {block.kind for block in result} <= {"bash", "python", "yaml"}
 
 
 @pytest.fixture

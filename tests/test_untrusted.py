@@ -132,8 +132,8 @@ def test_the_copies_of_a_run_and_the_users_own_files_go_along(run, tmp_path):
     shutil.rmtree(run / "imports")
     write_manifest(run, [name for name in read_manifest(run) if "imports" not in name])
     (tmp_path / "mine.py").write_bytes(code)
-    given = ["--import", str(tmp_path / "mine.py"), "--layers", "1", "--out", str(tmp_path / "again")]
-    assert main(["grow", str(run), *given]) == 0
+    arguments = ["--import", str(tmp_path / "mine.py"), "--layers", "1", "--out", str(tmp_path / "again")]
+    assert main(["grow", str(run), *arguments]) == 0
     assert (tmp_path / "again/imports/mine.py").read_bytes() == code
 
 
@@ -217,9 +217,9 @@ def test_no_other_command_reads_a_text_that_a_run_names(run, diary, tmp_path, ca
         "train": ["--training.steps", "1", *out],
     }
     for command, options in attacks.items():
-        given = ["--from", str(run)] if command == "train" else [str(run)]
+        arguments = ["--from", str(run)] if command == "train" else [str(run)]
         capsys.readouterr()
-        assert main([command, *given, *options]) == 1, command
+        assert main([command, *arguments, *options]) == 1, command
         assert "no digest of it" in capsys.readouterr().err
         assert not (tmp_path / "out").exists()
     assert main(["evaluate", str(run), "--data.path", str(text_file(tmp_path))]) == 0
@@ -294,9 +294,9 @@ def test_passwords_are_in_no_error_file_or_line(run, tmp_path, monkeypatch, caps
     url = LOGIN.replace("https", "refusing")
     shown = []
     for attempt in (lambda: glissando.load(url), lambda: resume(url), lambda: Run.open(LOGIN.replace("https", "no"))):
-        with pytest.raises(RunError) as found:
+        with pytest.raises(RunError) as result:
             attempt()
-        shown += traceback.format_exception(found.value)
+        shown += traceback.format_exception(result.value)
     assert main(["generate", url]) == 1
     Mirror(LOGIN.replace("https", "memory"), run).push()
     monkeypatch.setattr("sys.argv", ["glissando", "train", f"--from={LOGIN}", "--out", LOGIN])

@@ -67,11 +67,11 @@ def _assert_union(parts: tuple[Batch, ...], whole: Batch) -> None:
     for name in TENSORS:
         expected = getattr(whole, name)
         for rank, part in enumerate(parts):
-            found = getattr(part, name)
-            if name == "mask" and found is None:
+            result = getattr(part, name)
+            if name == "mask" and result is None:
                 assert expected is None or expected[rank :: len(parts)].all()
             else:
-                assert found is expected is None or torch.equal(found, expected[rank :: len(parts)])
+                assert result is expected is None or torch.equal(result, expected[rank :: len(parts)])
 
 
 def _check_held_out(corpus: Corpus, world: int) -> None:
@@ -89,6 +89,6 @@ def _check_held_out(corpus: Corpus, world: int) -> None:
 
 def _scored(batches: list[Batch]) -> torch.Tensor:
     """All scored targets with what was read just before each, in an order that forgets the batches."""
-    found = [torch.stack([b.ids[b.targets != IGNORED], b.targets[b.targets != IGNORED]]).T for b in batches]
-    pairs = torch.cat(found)
+    result = [torch.stack([b.ids[b.targets != IGNORED], b.targets[b.targets != IGNORED]]).T for b in batches]
+    pairs = torch.cat(result)
     return (pairs[:, 0] * (1 << 32) + pairs[:, 1]).sort().values

@@ -24,9 +24,9 @@ MODEL = {"hidden_size": 32, "depth": {"layers": 1}, "mixer": {"kind": "attention
 
 def peak_bytes() -> int:
     """The process's largest resident set since it was last counted anew."""
-    found = re.search(r"VmHWM:\s+(\d+) kB", Path("/proc/self/status").read_text())
-    assert found is not None
-    return int(found[1]) << 10
+    result = re.search(r"VmHWM:\s+(\d+) kB", Path("/proc/self/status").read_text())
+    assert result is not None
+    return int(result[1]) << 10
 
 
 def clocks() -> tuple[float, float]:
@@ -35,19 +35,19 @@ def clocks() -> tuple[float, float]:
 
 
 def main() -> None:
-    given = json.loads(sys.argv[1])
+    arguments = json.loads(sys.argv[1])
     # What training imports late is counted to the imports, as are the buffers of PyTorch's first steps.
-    train(config({**given["data"], **given["small"]}), Path(given["out"]) / "small")
+    train(config({**arguments["data"], **arguments["small"]}), Path(arguments["out"]) / "small")
     Path("/proc/self/clear_refs").write_text("5")  # the peak is counted anew from here
     imports, times = peak_bytes(), [clocks()]
-    corpus = build_corpus(from_dict(CORPORA.section(), given["data"], "data"))
+    corpus = build_corpus(from_dict(CORPORA.section(), arguments["data"], "data"))
     times.append(clocks())
     rows = 0
-    for start in given["starts"]:
+    for start in arguments["starts"]:
         for batch in islice(corpus.batches("train", start=start), 4):
             rows += len(batch.ids)
     times.append(clocks())
-    train(config(given["data"]), Path(given["out"]) / "large")
+    train(config(arguments["data"]), Path(arguments["out"]) / "large")
     times.append(clocks())
     names = ("opening", "drawing", "training")
     spent = zip(names, times, times[1:], strict=False)

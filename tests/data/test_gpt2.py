@@ -45,11 +45,11 @@ def test_it_is_fetched_once_and_says_what_openais_program_says(served: Path) -> 
     core = pytest.importorskip("tiktoken.core")
     ranks = load.data_gym_to_mergeable_bpe_ranks(str(served / "vocab.bpe"), str(served / "encoder.json"))
     pattern = r"""'(?:[sdmt]|ll|ve|re)| ?\p{L}++| ?\p{N}++| ?[^\s\p{L}\p{N}]++|\s++$|\s+(?!\S)|\s"""
-    theirs = core.Encoding("tiny", pat_str=pattern, mergeable_ranks=ranks, special_tokens={END_OF_TEXT: len(ranks)})
+    expected = core.Encoding("tiny", pat_str=pattern, mergeable_ranks=ranks, special_tokens={END_OF_TEXT: len(ranks)})
     tokenizer = by_name()
-    assert tokenizer.encode(TEXT) == theirs.encode(TEXT)
-    assert tokenizer.encode(f"a{END_OF_TEXT}b") == theirs.encode(f"a{END_OF_TEXT}b", allowed_special="all")
-    assert (tokenizer.vocab_size, tokenizer.eos_id) == (theirs.n_vocab, len(ranks))
+    assert tokenizer.encode(TEXT) == expected.encode(TEXT)
+    assert tokenizer.encode(f"a{END_OF_TEXT}b") == expected.encode(f"a{END_OF_TEXT}b", allowed_special="all")
+    assert (tokenizer.vocab_size, tokenizer.eos_id) == (expected.n_vocab, len(ranks))
     assert tokenizer.decode(tokenizer.encode(TEXT)) == TEXT
     assert tokenizer.byte_lengths is not None
     for file in served.iterdir():
@@ -98,8 +98,8 @@ def test_a_text_stands_for_a_kind_or_a_file(tmp_path: Path, capsys: pytest.Captu
         (str(path), FileOptions(path=str(path))),
     ):
         assert CORPORA.read({"tokenizer": text}).tokenizer == meant
-        for given in (["--data.tokenizer", text], [f"--data.tokenizer={text}"]):
-            assert main(["train", "--training.steps", "1", "--print_config", *given]) == 0
+        for arguments in (["--data.tokenizer", text], [f"--data.tokenizer={text}"]):
+            assert main(["train", "--training.steps", "1", "--print_config", *arguments]) == 0
             assert f"kind: {TOKENIZERS.kind_of(meant)}" in capsys.readouterr().out
     with pytest.raises(UnknownNameError, match=r"'gpt3'. Did you mean 'gpt2'"):
         TOKENIZERS.read("gpt3")

@@ -20,11 +20,11 @@ def test_compiled_and_plain_agree(shape):
     strings = rng.integers(1, 256, shape, dtype=np.uint8)
     strings[np.arange(shape[1]) >= rng.integers(0, shape[1] + 1, (shape[0], 1))] = 0
     for key in (0, 5, 2**63):
-        found = hashed(strings, key)
-        assert found.dtype == np.uint64
-        np.testing.assert_array_equal(found, hashed(strings, key, backend="reference"))
-        np.testing.assert_array_equal(found, hashed(np.pad(strings, ((0, 0), (0, 9))), key))
-        np.testing.assert_array_equal(found[::2], hashed(strings[::2], key))  # rows that are not contiguous
+        result = hashed(strings, key)
+        assert result.dtype == np.uint64
+        np.testing.assert_array_equal(result, hashed(strings, key, backend="reference"))
+        np.testing.assert_array_equal(result, hashed(np.pad(strings, ((0, 0), (0, 9))), key))
+        np.testing.assert_array_equal(result[::2], hashed(strings[::2], key))  # rows that are not contiguous
 
 
 @pytest.mark.parametrize("backend", ["auto", "reference"])

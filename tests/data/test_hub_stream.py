@@ -65,16 +65,16 @@ def test_the_stream_is_the_data_set_in_its_order_behind_what_is_held_out(
     behind = stream[sum(int((batch.targets >= 0).sum()) for batch in corpus.batches("valid")) :]
     assert 600 <= held_out < 650 + 20  # whole documents, and an end after each
     n_batches = 2 * len(behind) // 64
-    found = [token for batch in read(corpus, n_batches) for row in batch for token in row]
-    assert found == (behind * 2)[: 64 * n_batches]  # at its end from the top again
+    result = [token for batch in read(corpus, n_batches) for row in batch for token in row]
+    assert result == (behind * 2)[: 64 * n_batches]  # at its end from the top again
 
 
 def test_so_many_bytes_are_an_epoch(hub: dict[str, Any]) -> None:
     corpus = HubStreamCorpus(valid_split="validation", max_bytes=1000, **hub, **OPTIONS)
-    found = bytes(token for batch in read(corpus, 40) for row in batch for token in row)
-    epoch = found.index(b"\0" + TEXTS[0].encode()) + 1
+    result = bytes(token for batch in read(corpus, 40) for row in batch for token in row)
+    epoch = result.index(b"\0" + TEXTS[0].encode()) + 1
     assert 1000 <= epoch < 1000 + 50 + 64
-    assert found[:epoch] == found[epoch : 2 * epoch]
+    assert result[:epoch] == result[epoch : 2 * epoch]
 
 
 def test_resuming_starts_at_a_document_near_the_step(hub: dict[str, Any]) -> None:

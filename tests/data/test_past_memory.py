@@ -61,9 +61,9 @@ def place(tmp_path: Path) -> Iterator[Path]:
 
 
 def measured(data: dict[str, Any], starts: list[int], small: dict[str, str], out: Path) -> dict[str, Any]:
-    given = {"data": data, "starts": starts, "small": small, "out": str(out)}
+    arguments = {"data": data, "starts": starts, "small": small, "out": str(out)}
     done = subprocess.run(
-        [sys.executable, str(Path(__file__).with_name("past_memory.py")), json.dumps(given)],
+        [sys.executable, str(Path(__file__).with_name("past_memory.py")), json.dumps(arguments)],
         capture_output=True,
         text=True,
         env=os.environ | {"PYTHONPATH": str(ROOT)},
@@ -99,12 +99,12 @@ def test_memory_is_bounded_while_rows_are_drawn_all_over(kind: str, files: int, 
     else:
         # Batches are numbered in the order of the file: into its last tenth, then back by the marks.
         starts = [0, int(0.85 * size) // 8192, *(int(share * size) // 8192 for share in (0.5, 0.1, 0.8, 0.3))]
-    found = measured(data, starts, {"path": str(small)}, place / "runs")
+    result = measured(data, starts, {"path": str(small)}, place / "runs")
     with capfd.disabled():
         print(f"\nwritten in {written:.0f} s")
-        report(f"{kind}, {files} files", size, found)
-    assert found["rows"] == 4 * 32 * len(starts)
-    assert found["peak"] < BOUND
+        report(f"{kind}, {files} files", size, result)
+    assert result["rows"] == 4 * 32 * len(starts)
+    assert result["peak"] < BOUND
 
 
 def test_a_bpe_reads_a_sample_and_tokens_go_to_the_disk(place: Path, capfd: Any) -> None:
@@ -115,12 +115,12 @@ def test_a_bpe_reads_a_sample_and_tokens_go_to_the_disk(place: Path, capfd: Any)
     write_text(small := place / "small.txt", 10**6, 99)
     data: dict[str, Any] = {"kind": "text", "path": str(folder / "*.txt"), "seq_len": 256, "batch_size": 32}
     data |= {"tokenizer": {"kind": "bpe", "vocab_size": 1024}, "max_valid_bytes": 10**6}
-    found = measured(data, list(range(0, 1000, 10)), {"path": str(small)}, place / "runs")
+    result = measured(data, list(range(0, 1000, 10)), {"path": str(small)}, place / "runs")
     size = sum(path.stat().st_size for path in folder.iterdir())
     with capfd.disabled():
         print()
-        report("bpe, 2 files", size, found)
-    assert found["peak"] < BOUND
+        report("bpe, 2 files", size, result)
+    assert result["peak"] < BOUND
 
 
 def test_a_stream_is_not_kept(place: Path, capfd: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -134,8 +134,8 @@ def test_a_stream_is_not_kept(place: Path, capfd: Any, monkeypatch: pytest.Monke
     data |= {"max_valid_bytes": 10**6, "seq_len": 256, "batch_size": 32}
     size = sum(path.stat().st_size for path in (place / "set").iterdir())
     starts = [0, *(int(share * size) // 8192 for share in (0.8, 0.2, 0.5))]
-    found = measured(data, starts, {"name": str(place / "small")}, place / "runs")
+    result = measured(data, starts, {"name": str(place / "small")}, place / "runs")
     with capfd.disabled():
         print()
-        report("hub_stream, 4 files", size, found)
-    assert found["peak"] < BOUND
+        report("hub_stream, 4 files", size, result)
+    assert result["peak"] < BOUND

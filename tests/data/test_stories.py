@@ -122,7 +122,7 @@ def test_a_rule_that_contains_itself_is_refused():
 
 def enumerate_texts(root):
     """Every text of a small grammar with its probability: a plain walk over all choices."""
-    found = Counter()
+    result = Counter()
 
     def walk(seq, slots, text, p):
         for k, node in enumerate(seq):
@@ -137,11 +137,11 @@ def enumerate_texts(root):
                 text += slots[node.slot].forms[node.form]
             else:
                 assign(node, slots)
-        assert text not in found
-        found[text] = p
+        assert text not in result
+        result[text] = p
 
     walk(root, {}, "", 1.0)
-    return dict(found)
+    return dict(result)
 
 
 TOY = """{x=names} has [two{!n=2}|three{!n=3}] nuts, {y=others} and [2%finds{!m=1} one|buys{!m=2} two]{s#n+m}: {s}.

@@ -65,14 +65,14 @@ def _check_closed(path: Any) -> None:
 
 
 def _opened() -> list[str]:
-    found = []
+    result = []
     for number in os.listdir("/proc/self/fd"):
         try:
-            found.append(os.readlink(f"/proc/self/fd/{number}"))
+            result.append(os.readlink(f"/proc/self/fd/{number}"))
         except OSError:  # that of the listing itself
             continue
     with open(_MAPS, encoding="utf-8") as file:
-        return found + [line.split(maxsplit=5)[5].rstrip("\n") for line in file if line.count("/")]
+        return result + [line.split(maxsplit=5)[5].rstrip("\n") for line in file if line.count("/")]
 
 
 def fsync(file: Any) -> None:
