@@ -5,8 +5,8 @@ python -m research.kernel_picture RUN PICTURE.png
 
 from __future__ import annotations
 
+import argparse
 import math
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -88,5 +88,13 @@ def _draw_kernels(axes: Any, rates: tuple[Tensor, Tensor], layer: int) -> None:
     axes.set_yticklabels(names)
 
 
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("run", help="a run directory")
+    parser.add_argument("picture", type=Path, help="the file to write")
+    options = parser.parse_args()
+    plot_kernels(load(options.run), options.picture)
+
+
 if __name__ == "__main__":
-    plot_kernels(load(sys.argv[1]), Path(sys.argv[2]))
+    main()
