@@ -287,7 +287,7 @@ def test_the_commands_forecast_and_roll(tmp_path: Path, monkeypatch: pytest.Monk
     assert main(["series", "evaluate", "run", "--file", "new.csv", "--origins", "3", "--horizon", "10h"]) == 0
     assert "scored in 2 series" in capsys.readouterr().out
     for picture in ("forecasts.png", "errors.png"):
-        assert (Path("run") / picture).read_bytes().startswith(b"\x89PNG")
+        assert (Path("run") / "new" / "origins" / picture).read_bytes().startswith(b"\x89PNG")
     assert main(["series", "evaluate", "run", "--horizon", "10h"]) != 0
     assert "add --origins 5" in capsys.readouterr().err
 

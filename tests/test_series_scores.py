@@ -155,6 +155,12 @@ def test_a_period_shows_through_gaps_and_jitter_and_none_in_noise() -> None:
         values.append(np.where(rng.random(len(t)) < 0.1, np.nan, day))
         noise.append(rng.normal(size=len(t)).cumsum())
     assert period_of(times, values, 3600.0) == pytest.approx(24 * 3600.0)
+    drift = [v + 2 * walk for v, walk in zip(values, noise, strict=True)]
+    calm = [
+        np.where(np.isnan(v), np.nan, 3 * np.sin(2 * np.pi * t / 86400.0)) for v, t in zip(values, times, strict=True)
+    ]
+    assert period_of(times, [a + 0.3 * w for a, w in zip(calm, noise, strict=True)], 3600.0) == pytest.approx(86400.0)
+    assert period_of(times, drift, 3600.0) is None
     assert period_of(times, noise, 3600.0) is None
     assert period_of(times, [rng.normal(size=len(t)) for t in times], 3600.0) is None
     assert period_of(times, [np.ones(len(t)) for t in times], 3600.0) is None

@@ -138,20 +138,28 @@ def _train(options: Options) -> None:
 
 
 def _evaluate(options: Options) -> None:
-    from glissando.runs import Run
     from glissando.series.evaluation import evaluate
 
     choose_threads(options, *_USUAL)
     if options.horizon is not None and options.origins is None:
         raise ConfigError("--horizon is of forecasts from rolling origins: add --origins 5, or leave it out")
-    plots = options.plots
-    if plots is None:
-        folder = Run.open(options.run).path
-        plots = folder if os.access(folder, os.W_OK) else None
+    plots = options.plots or _place_of_plots(options)
     found = evaluate(options.run, options.file, options.out, plots, options.origins, options.horizon)
     print(json.dumps(found.as_dict(), indent=2) if options.json else found.score.table())
     if plots is None:
-        print(f"{folder} cannot be written to: no pictures; name a place for them with --plots DIR", file=sys.stderr)
+        print(f"no pictures were drawn into {options.run}: name a place for them with --plots DIR", file=sys.stderr)
+
+
+def _place_of_plots(options: Options) -> Path | None:
+    """In the run; of another table or of rolling origins in a folder there; None where the run is not the user's."""
+    from glissando.pretrained import packaged_name
+    from glissando.runs import Run
+
+    folder = Run.open(options.run).path
+    if packaged_name(folder) or not os.access(folder, os.W_OK):
+        return None
+    folder = folder if options.file is None else folder / Path(options.file).stem
+    return folder if options.origins is None else folder / "origins"
 
 
 def _predict(options: Options) -> None:

@@ -20,6 +20,8 @@ from glissando.series.heads import Head, Point
 LAST, MEAN, ANCHOR, SEASON = "last value", "mean", "anchor", "one period before"
 #: shares of the central intervals whose coverage is measured
 INTERVALS = (0.5, 0.9)
+#: the mean square change over a period, of that over lags half a period away, at most
+_DIP = 0.75
 #: number of resamples, and the share of an interval
 _RESAMPLES, _SHARE = 500, 0.95
 
@@ -265,10 +267,11 @@ def average_precision(scores: np.ndarray, positive: np.ndarray) -> float:
 def period_of(times: Sequence[np.ndarray], values: Sequence[np.ndarray], step: float) -> float | None:
     """The period of a channel, in the unit of its times, or None where none shows.
 
-    The series are put on a grid of `step`; cells without a value are left out of every sum. The autocorrelation r of
-    the values minus their series' mean, over all series, has a period at its highest local maximum beyond the first
-    negative lag, if r there is at least 0.3 and exceeds 1.645 sqrt((1 + 2 sum of earlier r^2) / n), the one-sided test
-    of 5 % that the M competitions use. The lags end where a third of the longest series ends.
+    The series are put on a grid of `step`; cells without a value are left out of every sum. The mean square change over
+    a lag shows the period p if, over p and over 2p, it is at most three quarters of its mean over half a period less
+    and half a period more, where a period is farthest from itself: slow changes neither pass for one nor hide one. And
+    the autocorrelation r at p exceeds 1.645 sqrt((1 + 2 sum of earlier r^2) / n), the one-sided test of 5 % that the M
+    competitions use. The lags end where a third of the longest series ends.
 
     Args:
         times: Times of each series, ascending.
@@ -279,35 +282,38 @@ def period_of(times: Sequence[np.ndarray], values: Sequence[np.ndarray], step: f
     longest = max((len(grid) for grid in grids), default=0) // 3
     if longest < 3:
         return None
-    products, pairs = np.zeros(longest + 1), np.zeros(longest + 1)
+    products, changes, pairs = (np.zeros(longest + 1) for _ in range(3))
     for grid in grids:
         known = ~np.isnan(grid)
         centred = np.where(known, grid - grid[known].mean(), 0.0)
         size = 1 << (2 * len(grid) - 1).bit_length()
-        for total, part in ((products, centred), (pairs, known.astype(np.float64))):
-            power = np.abs(np.fft.rfft(part, size)) ** 2
+        x, squares, there = (np.fft.rfft(part, size) for part in (centred, centred**2, known.astype(np.float64)))
+        within = np.arange(longest + 1) < len(grid)
+        for total, power in (
+            (products, np.abs(x) ** 2), (pairs, np.abs(there) ** 2),
+            (changes, (np.conj(squares) * there).real - np.abs(x) ** 2),
+        ):  # fmt: skip
             lags = np.fft.irfft(power, size)[: longest + 1]
-            total[: len(lags)] += np.where(np.arange(len(lags)) < len(grid), lags, 0.0)
+            total[: len(lags)] += np.where(within[: len(lags)], lags, 0.0)
     pairs = pairs.round()
     if products[0] <= 0:
         return None
     enough = pairs >= max(10, 0.01 * pairs[0])
-    r = np.where(enough, products / np.maximum(pairs, 1), 0.0) / (products[0] / pairs[0])
-    negative = np.flatnonzero(enough & (r < 0))
-    if not negative.size:
-        return None
+    variance = products[0] / pairs[0]
+    r, change = (np.where(enough, each / np.maximum(pairs, 1), 0.0) / variance for each in (products, changes))
     bound = 1.645 * np.sqrt((1 + 2 * np.concatenate([[0.0, 0.0], (r[1:-1] ** 2).cumsum()])) / pairs[0])
-    inner = np.arange(max(2, negative[0]), longest)
-    peaks = inner[(r[inner] >= r[inner - 1]) & (r[inner] >= r[inner + 1]) & enough[inner]]
-    peaks = peaks[r[peaks] >= 0.3]
-    if not peaks.size:
+    at = np.arange(2, 2 * longest // 5 + 1)
+    once = change[at] / np.maximum((change[at // 2] + change[3 * at // 2]) / 2, 1e-300)
+    twice = change[2 * at] / np.maximum((change[3 * at // 2] + change[5 * at // 2]) / 2, 1e-300)
+    lower = np.maximum(once, twice)
+    shows = (lower <= _DIP) & (r[at] > bound[at]) & enough[at] & enough[5 * at // 2]
+    if not shows.any():
         return None
-    # Multiples of a period have maxima of nearly the same height: the first of those is the period, about which noise
-    # may shift a flat maximum, and the multiples tell neighbours apart.
-    first = peaks[r[peaks] >= 0.9 * r[peaks].max()][0]
+    # Odd multiples of a period show too: the first of those that show as clearly is the period, about which noise may
+    # shift a flat minimum, and the multiples tell neighbours apart.
+    first = at[shows & (lower <= lower[shows].min() + 0.1)][0]
     near = range(max(2, int(0.85 * first)), min(longest, int(1.15 * first) + 1) + 1)
-    best = max(near, key=lambda lag: r[lag::lag].mean())
-    return float(best * step) if r[best] > bound[best] else None
+    return float(step * min(near, key=lambda lag: change[lag::lag].mean()))
 
 
 def _on_grid(times: np.ndarray, values: np.ndarray, step: float) -> np.ndarray | None:
