@@ -16,12 +16,13 @@ from glissando.data.stories import StoriesCorpus
 from glissando.data.stories.corpus import first_sentence
 from glissando.data.tokenizers import ByteTokenizer
 from glissando.errors import ConfigError
-from glissando.evaluation.rows import Row, batches_of, behind, labelled_texts, spread, valid_rows
+from glissando.evaluation.rows import Row, batches_of, spread, valid_rows
 from glissando.evaluation.steering import Dials, Trial, trial
 from glissando.model import LanguageModel
 from research.steering.activation_addition import Addition, changed, mean_differences, places
 from research.steering.baselines import GRANTED, compare, matched_strength, selection_trial
 from research.steering.prompt_prefix import KINDS, PASSAGE_BYTES, Prefix, passage, prefix_fits
+from research.steering.rows import behind, labelled_texts
 
 EOS = 0
 
