@@ -1,0 +1,231 @@
+"""Mixers and a GRU on the tables of tasks.yaml: `python -m benchmarks.series.compare --data DIR --out DIR [TASK ...]`.
+
+Every model has the same inputs, anchor, head, training loop and budget in seconds of one thread, the preset
+`liquid-series` with its mixer replaced, and a width by which its parameters come nearest to the same number. Of two
+learning rates the one whose best validation loss is lower, with the first seed, is taken for all seeds. One line of
+JSON a training goes to OUT/results.jsonl, which is read again: what is there is not trained anew.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import json
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from statistics import mean, median
+from typing import Any
+
+import numpy as np
+import torch
+import yaml
+from torch import Tensor, nn
+
+from glissando.config import merge, options
+from glissando.mixers import Context, Mixer, register_mixer
+from glissando.mixers.base import last_real, placement
+from glissando.presets import load_preset
+from glissando.series import SeriesModel
+
+TASKS: dict[str, dict[str, Any]] = yaml.safe_load((Path(__file__).parent / "tasks.yaml").read_text())
+#: name -> options of the mixer
+MODELS: dict[str, Any] = {
+    "liquid": {"kind": "liquid", "adaptation": 0.9, "coupled": True, "steps": [0.02, 0.7], "turns": "matched"},
+    "delta": {"kind": "delta", "heads": 4, "key_size": 8, "horizons": [2, 64]},
+    "spectral": {"kind": "spectral"},
+    "attention": {"kind": "attention", "heads": 2},
+    "gru": {"kind": "gru"},
+}
+RATES = (3e-3, 1e-2)
+#: share of the groups or rows that is tested on, and the seed of its choice
+_TEST, _SEED = 0.15, 1234
+
+
+@options
+class GRUConfig:
+    """A GRU has no options."""
+
+
+@register_mixer("gru", GRUConfig)
+class GRU(Mixer):
+    """torch.nn.GRU: time is a number that it reads. State: h (B, D)."""
+
+    def __init__(self, hidden_size: int, config: GRUConfig | None = None) -> None:
+        super().__init__()
+        self.gru = nn.GRU(hidden_size, hidden_size, batch_first=True)
+
+    def init_state(self, batch_size: int, device: Any = None, dtype: Any = None) -> Tensor:
+        return torch.zeros(batch_size, self.gru.hidden_size, **placement(self, device, dtype))
+
+    def forward(
+        self, x: Tensor, state: Tensor | None = None, ctx: Context | None = None
+    ) -> tuple[Tensor, Tensor | None]:
+        ctx = self.context(ctx)
+        y, last = self.gru(x, None if state is None else state.unsqueeze(0).to(x.dtype))
+        if state is None:
+            return y, None
+        return y, last[0].to(state.dtype) if ctx.mask is None else last_real(y, ctx.counts(x), state)
+
+
+# ---------------------------------------------------------------------- tables
+
+
+def tables(name: str, data: Path, out: Path) -> tuple[Path, Path]:
+    """The CSV that is trained on and the one that is tested on, with the task's own measurements alone."""
+    task, found = TASKS[name], (out / f"{name}-train.csv", out / f"{name}-test.csv")
+    if all(path.exists() for path in found):
+        return found
+    source = out / f"{name}.csv" if task["file"] is None else data / task["file"]
+    if task["file"] is None and not source.exists():
+        subprocess.run([sys.executable, "-m", "glissando", "series", "example", "--out", str(source)], check=True)
+    with source.open(newline="") as file:
+        header, *rows = csv.reader(file)
+    rows = [row for row in rows if _measured(task, header, row)]
+    kept, test = _cut(task, header, rows)
+    for path, chosen in zip(found, (~test, test), strict=True):
+        with path.open("w", newline="") as file:
+            written = csv.writer(file)
+            written.writerow([header[column] for column in kept])
+            written.writerows([row[column] for column in kept] for row, use in zip(rows, chosen, strict=True) if use)
+    return found
+
+
+def _measured(task: dict[str, Any], header: list[str], row: list[str]) -> bool:
+    """Whether a row of a long table lies within the bounds of what it measures."""
+    named = task["options"]["data"]
+    if "channel" not in named:
+        return True
+    low, high = task.get("drop", {}).get(row[header.index(named["channel"])], (-np.inf, np.inf))
+    return bool(low <= float(row[header.index(named["value"])]) <= high)
+
+
+def _cut(task: dict[str, Any], header: list[str], rows: list[list[str]]) -> tuple[list[int], np.ndarray]:
+    """The columns that stay, and which rows are tested on."""
+    columns, group = list(range(len(header))), header.index(task["options"]["data"]["group"])
+    groups = np.array([row[group] for row in rows])
+    if task["test"] == "groups":
+        names = np.unique(groups)
+        chosen = np.random.default_rng(_SEED).permutation(names)[: round(_TEST * len(names))]
+        return columns, np.isin(groups, chosen)
+    if task["test"] == "end":
+        test = np.zeros(len(rows), bool)
+        for name in np.unique(groups):
+            place = np.flatnonzero(groups == name)
+            test[place[round((1 - _TEST) * len(place)) :]] = True
+        return columns, test
+    column, _, value = task["test"].partition("=")
+    part = header.index(column)
+    columns.remove(part)
+    return columns, np.array([row[part] == value for row in rows])
+
+
+# ---------------------------------------------------------------------- trainings
+
+
+def model_of(name: str, parameters: int, prepared: Any) -> dict[str, Any]:
+    """The options of a model of about so many parameters for a table that is read."""
+    from glissando.series.task import build
+
+    def of_width(width: int) -> dict[str, Any]:
+        mixer = {**MODELS[name], **({"state_size": width} if name == "liquid" else {})}
+        return {"hidden_size": width, "mixer": mixer, "block": {"mlp": {"hidden": width}}, "depth": {"layers": 2}}
+
+    return of_width(
+        min(range(8, 97, 4), key=lambda width: abs(build(of_width(width), prepared).num_parameters() - parameters))
+    )
+
+
+def trained(task: str, model: str, rate: float, seed: int, settings: argparse.Namespace) -> dict[str, Any]:
+    """Train and test one model: its best validation loss, and its figures beside those without a network."""
+    from glissando.series.evaluation import evaluate
+    from glissando.series.task import SeriesRunConfig, prepare, series_config
+    from glissando.training.fit import train
+    from glissando.training.hook import Hook
+
+    train_csv, test_csv = tables(task, settings.data, settings.out)
+    preset = {name: value for name, value in load_preset("liquid-series", "series").items() if name != "about"}
+    given = merge({}, TASKS[task]["options"], {"data": {"path": str(train_csv)}})
+    if "static_path" in given["data"]:
+        given["data"]["static_path"] = str(settings.data / given["data"]["static_path"])
+    budget = {"seed": seed, "seconds": settings.seconds, "optimizer": {"learning_rate": rate}}
+    base = merge(SeriesRunConfig, {"data": {}}, preset, given, {"training": budget})
+    chosen = model_of(model, settings.parameters, prepare(series_config({**base, "model": {}}).data, None))
+    config = series_config({**base, "model": chosen})
+    run = settings.out / f"{task}-{model}-{rate}-{seed}"
+    train(config, run, Hook())
+    summary = json.loads((run / "summary.json").read_text())
+    figures = evaluate(run, str(test_csv)).as_dict()
+    size = SeriesModel.load(run).num_parameters()
+    return {
+        "task": task, "model": model, "rate": rate, "seed": seed, "seconds": settings.seconds, "parameters": size,
+        "steps": summary["steps"], "valid": summary["best"]["loss"], "targets": figures["targets"],
+    }  # fmt: skip
+
+
+def compared(task: str, model: str, settings: argparse.Namespace) -> Iterator[dict[str, Any]]:
+    """The learning rate by the first seed, then the other seeds at that."""
+    log = settings.out / "results.jsonl"
+    done = [json.loads(line) for line in log.read_text().splitlines()] if log.exists() else []
+
+    def result(rate: float, seed: int) -> dict[str, Any]:
+        key = {"task": task, "model": model, "rate": rate, "seed": seed, "seconds": settings.seconds}
+        for one in done:
+            if key.items() <= one.items():
+                return one
+        made = trained(task, model, rate, seed, settings)
+        with log.open("a") as file:
+            file.write(json.dumps(made) + "\n")
+        return made
+
+    first = min((result(rate, 0) for rate in RATES), key=lambda one: one["valid"])
+    yield first
+    for seed in range(1, settings.seeds):
+        yield result(first["rate"], seed)
+
+
+# ---------------------------------------------------------------------- table
+
+
+def error(figures: dict[str, dict[str, float]], who: str) -> float:
+    """RMSE over that of the training mean, or the accuracy of classes."""
+    if "accuracy" in figures[who]:
+        return figures[who]["accuracy"]
+    return figures[who]["rmse"] / figures["mean"]["rmse"]
+
+
+def line(name: str, values: list[dict[str, Any]], channels: list[str], who: str = "model") -> str:
+    """The median over seeds, a channel each."""
+    cells = [median(error(one["targets"][channel], who) for one in values) for channel in channels]
+    size = f"{values[0]['parameters']:,}" if who == "model" else ""
+    return f"{name:12} {size:>8} " + " ".join(f"{cell:10.4f}" for cell in cells) + f" {mean(cells):10.4f}"
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.series.compare", description="Compare mixers and a GRU."
+    )
+    parser.add_argument("tasks", nargs="*", help=f"of {', '.join(TASKS)}; all by default")
+    parser.add_argument("--data", type=Path, required=True, help="folder that benchmarks.series.fetch wrote")
+    parser.add_argument("--out", type=Path, required=True, help="folder of tables, runs and results.jsonl")
+    parser.add_argument("--models", default=",".join(MODELS), help="names, with commas between")
+    parser.add_argument("--seconds", type=float, default=60.0, help="of training, a model")
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--parameters", type=int, default=20_000)
+    settings = parser.parse_args(arguments)
+    torch.set_num_threads(1)
+    settings.out.mkdir(parents=True, exist_ok=True)
+    for task in settings.tasks or TASKS:
+        channels = TASKS[task]["score"]
+        print(f"\n{task}, test of {settings.seconds:g} s a model; {' '.join(channels)}, mean", flush=True)
+        for model in settings.models.split(","):
+            values = list(compared(task, model, settings))
+            print(line(model, values, channels), flush=True)
+        for who in ("anchor", "last value", "one period before"):
+            if all(who in values[0]["targets"][channel] for channel in channels):
+                print(line(who, values, channels, who))
+
+
+if __name__ == "__main__":
+    main()
