@@ -58,6 +58,7 @@ def test_the_figures_of_a_forecaster_are_those_of_the_file(name, tmp_path, capsy
     capsys.readouterr()
     assert main(["series", "evaluate", name, "--file", str(table), "--json"]) == 0
     measured = json.loads(capsys.readouterr().out)
+    assert not list((pretrained.ROOT / name).glob("*.png")), "nothing is written into the package"
     assert measured["scored"] == card["figures"]["values"]
     for target, by_predictor in measured["targets"].items():
         assert set(by_predictor) - {SEASON} == set(card["figures"]["rmse"])  # a period is of the values at hand
