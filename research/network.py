@@ -36,9 +36,16 @@ class Network(Backbone):
         self._start()
 
     def forward(
-        self, x: Tensor, state: ModelState | None = None, *, dt: Tensor | None = None, memo: Any = None
+        self,
+        x: Tensor,
+        state: ModelState | None = None,
+        *,
+        dt: Tensor | None = None,
+        mask: Tensor | None = None,
+        control: Tensor | None = None,
     ) -> tuple[Tensor, ModelState | None]:
-        read, ctx, order = self._prepared(x, state, Context(dt=dt, memo=memo))
+        """As SeriesModel.forward, but for the meaning of dt."""
+        read, ctx, order = self._prepared(x, state, Context(mask, dt, control))
         h, inner = self.depth(self.entry(read), None if state is None else state.depth, ctx)
         h, state = self._finished(h, inner, state, x, ctx, order)
         return self.head(h), state

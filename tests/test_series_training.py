@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import itertools
 import json
 import math
 import re
@@ -338,6 +339,26 @@ def test_scores_are_those_of_predictions_by_hand(table, tmp_path):
     assert y.tolist() == pytest.approx([float(row["predicted"]) for row in written[:16]], rel=1e-4)
     with pytest.raises(GlissandoError, match="exists; nothing is overwritten"):
         evaluate(run.path, str(table), str(tmp_path / "out.csv"))
+
+
+def test_a_wide_table_with_gaps_is_learned_and_one_of_single_rows_is_no_score(table, tmp_path):
+    """A third of the cells is blank: only what was observed is scored."""
+    rng, lines = np.random.default_rng(0), [line.split(",") for line in table.read_text().splitlines()]
+    for line in lines[1:]:
+        line[2:4] = ["" if rng.random() < 0.33 else cell for cell in line[2:4]]
+    gaps = tmp_path / "gaps.csv"
+    gaps.write_text("\n".join(map(",".join, lines)) + "\n")
+    run = train(options(gaps, columns="a,b"), tmp_path / "run")
+    found = evaluate(run.path, str(gaps)).score
+    first = {name: sum(1 for _ in group) for name, group in itertools.groupby(line[0] for line in lines[1:])}
+    starts = np.cumsum([1, *first.values()])[:-1]
+    observed = sum(cell != "" for line in lines[1:] for cell in line[2:4])
+    assert found.scored == observed - sum(cell != "" for at in starts for cell in lines[at][2:4])
+    for figures in found.figures.values():
+        assert figures["model"]["rmse"] < figures["last value"]["rmse"]
+    single = write(tmp_path / "single.csv", [("x", 1, 0.1, 0.2), ("y", 2, 0.3, 0.4)], "g,t,a,b")
+    with pytest.raises(DataError, match="there is nothing to score: every series has a single step"):
+        evaluate(run.path, str(single))
 
 
 def test_the_end_of_each_series_is_forecast_with_its_history(table, tmp_path):

@@ -13,6 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from glissando.errors import DataError
 from glissando.series.batches import Batch, Windows
 from glissando.series.history import Past
 from glissando.series.model import SeriesModel
@@ -94,7 +95,13 @@ def logits(model: SeriesModel, held: Windows, stride: int = 1) -> tuple[Tensor, 
             series, row = series[:, 0], row[:, 0]
         found.append((y[known], batch.labels[known], series[known], row[known]))
     scores, labels, series, rows = (torch.cat(part) for part in zip(*found, strict=True))
+    _require_scored(len(labels), "every label is missing")
     return scores, labels, series, rows
+
+
+def _require_scored(count: int, why: str) -> None:
+    if not count:
+        raise DataError(f"there is nothing to score: {why}, in all that is held out or in the file")
 
 
 def _numbers(model: SeriesModel, held: Windows, encoding: Encoding, stride: int) -> Scored:
@@ -151,6 +158,7 @@ def answers(model: SeriesModel, held: Windows, stride: int = 1) -> tuple[Answers
         }  # fmt: skip
         found.append({name: part[chosen] for name, part in parts.items()})
     joined = {name: torch.cat([each[name] for each in found]) for name in found[0]}
+    _require_scored(len(joined["target"]), "every series has a single step" if channels else "the target is missing")
     rows = joined.pop("row").numpy()
     made = Answers(
         params=joined.pop("params"),
