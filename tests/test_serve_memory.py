@@ -232,6 +232,7 @@ def test_long_answers_stay_within_the_memory_of_the_process(tmp_path, lists, cli
                 link.request("POST", "/v1/completions", body, {"content-type": "application/json"})
                 answer = link.getresponse()
                 answer.read()
+                link.close()
                 return answer.status
 
             with ThreadPoolExecutor(clients) as pool:
