@@ -24,7 +24,6 @@ from glissando.serving.engine import Engine
 from glissando.serving.group import DisconnectedError, Group
 from glissando.serving.limits import Gate, Limits, Receive, Scope, Send, error_body
 from glissando.serving.planning import Served
-from glissando.serving.playground import add_playground
 from glissando.serving.protocol import bounded_protocol
 from glissando.serving.runner import Runner
 from glissando.serving.schema import BadRequestError, ChatBody, CompletionBody, ControlBody, read_body
@@ -123,6 +122,8 @@ class Server:
     # ------------------------------------------------------------------ routes
 
     def _application(self, keys: Sequence[str], hosts: Sequence[str] | None) -> FastAPI:
+        from glissando.serving.playground import add_playground  # which is typed by this file
+
         # FastAPI's own pages of documentation load scripts from elsewhere.
         app = FastAPI(title="glissando", docs_url=None, redoc_url=None, openapi_url=None, lifespan=self._lifespan)
         for method, path, answer in (
