@@ -21,6 +21,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from glissando.block import RMSNorm
 from glissando.data.tokenizers import ByteTokenizer, HFTokenizer, Tokenizer, stand_ins
 from glissando.depth import DiscreteConfig
 from glissando.errors import GlissandoError, MissingExtraError, Refused
@@ -29,6 +30,7 @@ from glissando.export.check import Check
 from glissando.export.manifest import write_tokenizer
 from glissando.generation import tokenizer_of
 from glissando.mixers import AttentionConfig
+from glissando.mixers.rope import ROPE_BASE
 from glissando.model import LanguageModel
 from glissando.runs import Run, require_new
 from glissando.storage import publish_directory, write_atomic
@@ -122,8 +124,8 @@ def require_llama(model: LanguageModel) -> None:
     size = model.depth.blocks[0].mixer.head_size  # type: ignore[index,union-attr]
     expected: dict[str, tuple[Any, Any]] = {
         "representation": (c.representation, "real"),
-        "positions": (c.positions, "none"),
-        "norm.kind": (c.norm.kind, "rms"),
+        "max_length": (c.max_length, None),
+        "norm": (c.norm, "rms"),
         "final_norm": (c.final_norm, True),
         "head_bias": (c.head_bias, False),
         "depth.gated": (c.depth.gated, []),
@@ -141,8 +143,6 @@ def require_llama(model: LanguageModel) -> None:
         "mixer.rope_width": (mixer.rope_width or size, size),
         "mixer.rope_on_value": (mixer.rope_on_value, False),
         "mixer.forget_gate": (mixer.forget_gate, False),
-        "mixer.importance": (mixer.importance, False),
-        "mixer.output_gate": (mixer.output_gate, False),
     }
     for name, (given, needed) in expected.items():
         if given != needed:
@@ -172,8 +172,8 @@ def write(
     writer.add_key_length(mixer.head_size)
     writer.add_value_length(mixer.head_size)
     writer.add_rope_dimension_count(mixer.head_size)
-    writer.add_rope_freq_base(c.mixers[0].rope_base)
-    writer.add_layer_norm_rms_eps(c.norm.eps)
+    writer.add_rope_freq_base(ROPE_BASE)
+    writer.add_layer_norm_rms_eps(RMSNorm.eps)
     writer.add_vocab_size(c.vocab_size)
     writer.add_file_type(0)  # all in float32
     tokens, types, merges = vocabulary

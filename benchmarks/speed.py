@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 
+from glissando.block import RMSNorm
 from glissando.compare.speed import trainer
 from glissando.errors import GlissandoError
 from glissando.model import LanguageModel
@@ -79,7 +80,7 @@ def llama_like(model: LanguageModel) -> Any:
         "num_attention_heads": c.mixer.heads,
         "num_key_value_heads": c.mixer.kv_heads or c.mixer.heads,
         "max_position_embeddings": 1 << 16,
-        "rms_norm_eps": c.norm.eps,
+        "rms_norm_eps": RMSNorm.eps,
         "tie_word_embeddings": c.tied_head,
         "attn_implementation": "sdpa",
         "bos_token_id": None,

@@ -96,7 +96,7 @@ def show(folder: Path, quick: bool) -> None:
     check_mixer(Average, AverageConfig(decay=0.8))
     print("the mixer obeys the laws: shapes, split law, batch law, state, parameters")
 
-    toy = "--model.hidden_size 16 --model.depth.layers 2 --data.valid_stories 4 --data.seq_len 64 --data.batch_size 2"
+    toy = "--model.hidden_size 16 --model.depth.layers 2 --data.valid_rows 4 --data.seq_len 64 --data.batch_size 2"
     sizes, budget = (toy, "steps=4") if quick else ("--data.batch_size 8", "steps=300")
     run, file = folder / "average", shlex.quote(__file__)
     command(

@@ -18,7 +18,7 @@ from typing import Any, ClassVar, Literal, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from glissando.block import Block, BlockConfig, NormConfig, build_norm
+from glissando.block import Block, BlockConfig, Norm, build_norm
 from glissando.config import options, starting, to_dict
 from glissando.depth import DEPTHS, Depth, DiscreteConfig, build_depth
 from glissando.errors import ConfigError, InputError
@@ -38,7 +38,7 @@ class BackboneConfig:
     mixer        {kind: NAME, ...} or a name, see glissando.mixers; a list alternates over the layers
     block        the residual block around each mixer
     depth        {kind: NAME, ...}, see glissando.depth
-    norm         kind of the norms
+    norm         `rms` (gain only), `layer` (gain and bias) or `complex` (no parameters)
     final_norm   whether there is a norm before the head
     head_bias    whether the outputs of the head have a bias
     init         initial weights: scaled, torch or xavier, see glissando.initialization
@@ -51,7 +51,7 @@ class BackboneConfig:
     mixer: MIXERS.sections() = field(default_factory=AttentionConfig)  # type: ignore[valid-type]
     block: BlockConfig = field(default_factory=BlockConfig)
     depth: DEPTHS.section() = field(default_factory=DiscreteConfig)  # type: ignore[valid-type]
-    norm: NormConfig = field(default_factory=NormConfig)
+    norm: Norm = "rms"
     final_norm: bool = True
     head_bias: bool = False
     init: Scheme = starting(default="scaled", of="")

@@ -32,16 +32,8 @@ from glissando.widening import Grows, Lift, Table, grow_norm, join, linear, tabl
 Share = Annotated[float, Field(ge=0, lt=1)]
 
 
-@options
-class NormConfig:
-    """Options of the norms.
-
-    kind  `rms` (gain only), `layer` (gain and bias) or `complex` (no parameters)
-    eps   added to the variance
-    """
-
-    kind: Literal["rms", "layer", "complex"] = "rms"
-    eps: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 1e-6
+#: gain only; gain and bias; pairs as complex numbers, no parameters
+Norm = Literal["rms", "layer", "complex"]
 
 
 @options
@@ -90,10 +82,11 @@ class BlockConfig:
 class RMSNorm(nn.Module):
     """glissando.kernels.rms_norm with a learned gain."""
 
-    def __init__(self, size: int, eps: float) -> None:
+    eps = 1e-6
+
+    def __init__(self, size: int) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.ones(size))
-        self.eps = eps
 
     def reset_parameters(self) -> None:
         nn.init.ones_(self.weight)
@@ -105,21 +98,20 @@ class RMSNorm(nn.Module):
 class ComplexNorm(nn.Module):
     """glissando.kernels.complex_norm: the mean of the complex numbers taken off, their mean square made one."""
 
-    def __init__(self, size: int, eps: float) -> None:
+    eps = 1e-6
+
+    def __init__(self, size: int) -> None:
         super().__init__()
         if size % 2:
-            raise ConfigError(f"norm.kind `complex` reads pairs of numbers and needs an even width, got {size}")
-        self.eps = eps
+            raise ConfigError(f"model.norm `complex` reads pairs of numbers and needs an even width, got {size}")
 
     def forward(self, x: Tensor) -> Tensor:
         return complex_norm(x, self.eps)
 
 
-def build_norm(config: NormConfig, size: int) -> nn.Module:
-    """The norm that `config` describes, of `size` features."""
-    if config.kind == "complex":
-        return ComplexNorm(size, config.eps)
-    return RMSNorm(size, config.eps) if config.kind == "rms" else nn.LayerNorm(size, eps=config.eps)
+def build_norm(norm: Norm, size: int) -> nn.Module:
+    """The norm of `size` features."""
+    return {"rms": RMSNorm, "layer": nn.LayerNorm, "complex": ComplexNorm}[norm](size)
 
 
 def mlp_hidden(config: MLPConfig, size: int) -> int:
@@ -205,7 +197,7 @@ def require_mixed(mixer: Mixer, x: Tensor, mixed: Any) -> None:
 class Block(nn.Module):
     """One mixer and one MLP with their norms and residuals; obeys the mixers' contract."""
 
-    def __init__(self, config: BlockConfig, norm: NormConfig, mixer: Mixer, hidden_size: int) -> None:
+    def __init__(self, config: BlockConfig, norm: Norm, mixer: Mixer, hidden_size: int) -> None:
         super().__init__()
         self.order = config.order
         self.hidden_size = hidden_size

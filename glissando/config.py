@@ -171,9 +171,9 @@ class Registry(Generic[T]):
         raise ConfigError(f"expected the options of a registered {self.what}, got {options!r}")
 
     def kept(self, *kinds: Any) -> frozenset[str]:
-        """Options that a change of kind keeps: those of all kinds, and of common bases that are no kinds."""
+        """Options that a change of kind keeps: those of all kinds, and of common bases with `kept = True`."""
         one, other = (getattr(self.options.get(str(kind)), "__mro__", ()) for kind in kinds)
-        common = (cls for cls in one if cls in other and cls not in self.options.values())
+        common = (cls for cls in one if cls in other and vars(cls).get("kept"))
         return self.shared.union(*(getattr(cls, "__dataclass_fields__", ()) for cls in common))
 
     def class_of(self, options: Any) -> type[T]:

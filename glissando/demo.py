@@ -75,7 +75,7 @@ def _comparison(options: argparse.Namespace, out: Path) -> Comparison:
         # because Muon takes twice as long for so small a step and learns no more from it.
         data={
             "kind": "stories", "labelled": False, "tokenizer": {"kind": "bpe", "vocab_size": 1024},
-            "seq_len": 256, "batch_size": 1, "valid_stories": 32,
+            "seq_len": 256, "batch_size": 1, "valid_rows": 32,
         },
         training={"optimizer": {"kind": "adamw", "beta2": 0.99}, "schedule": {"warmup_steps": 40}},
     )  # fmt: skip

@@ -141,7 +141,7 @@ def _now(control: Tensor | Callable[[], Tensor] | None) -> Tensor | None:
 
 def tokens_left(model: LanguageModel, prompt_tokens: int) -> int:
     """How many tokens the model can write behind a prompt: endless but for learned positions."""
-    limit = model.config.max_length if model.position_embedding is not None else None
+    limit = model.config.max_length
     # The last token that is written is never read, so it needs no position.
     return sys.maxsize if limit is None else max(0, limit - prompt_tokens + 1)
 

@@ -30,21 +30,19 @@ class ModelConfig(BackboneConfig):
         mixer: {kind: NAME, ...} or a name, see glissando.mixers; a list alternates over the layers
         block: the residual block around each mixer
         depth: {kind: NAME, ...}, see glissando.depth
-        norm: kind of the norms
+        norm: `rms` (gain only), `layer` (gain and bias) or `complex` (no parameters)
         final_norm: whether there is a norm before the head
         head_bias: whether the logits have a bias
         init: initial weights: scaled, torch or xavier, see glissando.initialization
         representation: `real`: D numbers a token; `complex`: D complex numbers, stored as 2 D real ones, with a linear
             map from the embedding and two to the logits
-        positions: `learned` adds a table of max_length positions to the embedding
-        max_length: number of learned positions
+        max_length: number of learned positions, a table that is added to the embedding; None: no table
         tied_head: whether the head is the transposed embedding
         logit_scale: factor of the head's input; set by growth
     """
 
     vocab_size: int = 256
     representation: Literal["real", "complex"] = "real"
-    positions: Literal["none", "learned"] = "none"
     max_length: int | None = None
     tied_head: bool = True
     logit_scale: float = recorded(default=1.0)
@@ -53,11 +51,6 @@ class ModelConfig(BackboneConfig):
         super().__post_init__()
         if self.logit_scale == 0 or not math.isfinite(self.logit_scale):
             raise ConfigError(f"logit_scale must be finite and not 0, got {self.logit_scale}")
-        if (self.positions == "learned") != (self.max_length is not None):
-            raise ConfigError(
-                f"model.positions is `{self.positions}` and model.max_length {self.max_length}: learned positions need "
-                "a max_length, and without them it does nothing"
-            )
         if self.representation == "complex" and self.tied_head:
             raise ConfigError("model.representation is `complex`, whose head cannot be tied; set tied_head: false")
 
@@ -104,8 +97,8 @@ class LanguageModel(Backbone):
         size, is_complex = config.hidden_size, config.representation == "complex"
         self.width = 2 * size if is_complex else size
         self.embedding = nn.Embedding(config.vocab_size, size)
-        learned = config.positions == "learned"
-        self.position_embedding = nn.Embedding(config.max_length, size) if learned else None  # type: ignore[arg-type]
+        length = config.max_length
+        self.position_embedding = None if length is None else nn.Embedding(length, size)
         self.lift = nn.Linear(size, self.width) if is_complex else None
         self._build(config, self.width)
         if is_complex:

@@ -9,6 +9,7 @@ from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from glissando.data.corpora import is_file
 from glissando.data.textfile import named_files
 from glissando.errors import ConfigError, DataError, RunError
 from glissando.pretrained import packaged_name
@@ -127,7 +128,8 @@ def _texts(data: Any) -> dict[str, Path]:
     if name := getattr(data, "text_field", None) and getattr(data, "name", None):
         if Path(name).exists():
             found["data.name"] = Path(name) / "**" / "*" if Path(name).is_dir() else Path(name)
-        files = {f"data.{n}": Path(getattr(data, n, None) or "") for n in ("file", "valid_file")}
+        splits = {f"data.{n}": getattr(data, n) or "" for n in ("train_split", "valid_split")}
+        files = {option: Path(split) for option, split in splits.items() if is_file(split)}
         found |= {option: file for option, file in files.items() if "/" not in name and file.is_file()}
     return found
 

@@ -49,7 +49,7 @@ TASKS = {
     "shift": Task(
         "minimal-transformer",
         {},
-        {"kind": "shift", "seq_len": 32, "batch_size": 128},
+        {"kind": "shift", "seq_len": 32, "batch_size": 128, "valid_rows": 512},
         [{"width": 2, "head_size": 8}, {"width": 2}],
         [0.05, 0.15, 0.8],
         2e12,

@@ -23,6 +23,7 @@ from glissando.evaluation.pairs import exact_match_rate
 from glissando.presets import load_preset
 from glissando.training.config import RunConfig
 from glissando.training.fit import train
+from research import fixed_pairs  # noqa: F401  registers `fixed-pairs`
 
 
 def shape(hidden_size: int, heads: int, head_size: int, ffn: int) -> dict[str, Any]:
@@ -66,7 +67,7 @@ def show(name: str, pairs: int | None, seed: int, result: dict[str, Any]) -> Non
 def answer(shape: dict[str, Any], pairs: int | None, seed: int, steps: int) -> dict[str, Any]:
     """Train on endless pairs and answer unseen ones; or on `pairs` random pairs and answer those again."""
     preset = {key: value for key, value in load_preset("minimal-transformer").items() if key != "about"}
-    shift = {"rule": "random", "train_pairs": pairs} if pairs else {}
+    fixed = {"kind": "fixed-pairs", "rule": "random", "train_pairs": pairs} if pairs else {"kind": "shift"}
     training = {
         "steps": steps,
         "seed": seed,
@@ -76,7 +77,7 @@ def answer(shape: dict[str, Any], pairs: int | None, seed: int, steps: int) -> d
         "sample_every": steps,
         "save_every": steps,
     }
-    data = {"kind": "shift", "seq_len": 32, "batch_size": 128, "seed": seed, **shift}
+    data = {"seq_len": 32, "batch_size": 128, "seed": seed, **fixed}
     config = from_dict(RunConfig, merge(RunConfig, preset, {"model": shape, "data": data, "training": training}))
     with tempfile.TemporaryDirectory() as folder:
         model = glissando.load(train(config, Path(folder) / "run").path)

@@ -20,7 +20,7 @@ from glissando.training.launch import build_fabric, ended_together
 
 BRIEF = {"training": {"steps": 3, "log_every": 1, "save_every": 3}}
 FLOW = {"kind": "flow", "layers": 2, "n_steps": 3}
-STORIES = {"data": {"kind": "stories", "seq_len": 16, "batch_size": 4, "valid_stories": 2, "cut": True}}
+STORIES = {"data": {"kind": "stories", "seq_len": 16, "batch_size": 4, "valid_rows": 2, "cut": True}}
 #: a preset of each mixer and depth, small
 _PRESETS = {
     "spectral": "continuous-transformer-nano",

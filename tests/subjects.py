@@ -25,39 +25,34 @@ MIXER_VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
         "window-1": {"window": 1},
         "forget": {"forget_gate": True},
         "forget-window-grouped": {"forget_gate": True, "window": 3, "kv_heads": 1},
-        "helpers": {"forget_gate": True, "importance": True, "output_gate": True, "window": 6},
-        "importance": {"importance": True, "kv_heads": 2},
         "rope-on-value": {"rope_on_value": True, "rope_width": 16, "bias": True},
         "no-rope": {"rope": False, "head_size": 3},
-        "previous": {"keys": "previous", "forget_gate": True, "importance": True},
+        "previous": {"keys": "previous", "forget_gate": True},
         "previous-window": {"keys": "previous", "window": 4, "rope_on_value": True},
     },
     "delta": {
-        "previous": {"keys": "previous", "output_gate": False, "value_size": 6},
-        "channel": {"decay": "channel", "heads": 2},
+        "previous": {"keys": "previous"},
         "rotate": {"transition": "rotate", "key_size": 6, "horizons": [2, 30]},
-        "rotate-channel-writes": {"transition": "rotate", "decay": "channel", "writes": 2, "heads": 2},
+        "rotate-writes": {"transition": "rotate", "writes": 2, "heads": 2},
         "reflect-writes": {"transition": "reflect", "writes": 3, "heads": 2, "key_size": 3},
     },
     "liquid": {
         "input-only": {"state_dependence": False, "state_size": 6},
         "coupled": {"coupled": True, "turns": "matched", "steps": [0.02, 0.7], "adaptation": 0.9},
         "published": {"layer": "published", "state_size": 8},
-        "slow": {"tau": 6.0, "steps": [0.01, 0.3]},
+        "slow": {"steps": [0.01, 0.3]},
         "dense": {"dynamics": "dense", "state_size": 5},
-        "dense-random": {"dynamics": "dense", "state_size": 4, "init": "random", "tau": 0.4, "dt": 0.3},
         "dense-published": {"dynamics": "dense", "layer": "published", "state_size": 6, "state_dependence": False},
     },
     "spectral": {
         "published": {"projections": False, "filter": True, "phase_gate": True},
-        "constant": {"decay": "constant", "output_gate": False, "channels": 5},
         "everything": {"filter": True, "phase_gate": True, "channels": 6},
     },
     "tau": {
         "gated": {"importance": True, "forget_gate": True, "output_gate": True, "laplacian_weights": "diagonal"},
-        "shared": {"value_heads": 2, "head_size": 6, "key_size": 5, "rope": False, "laplacian_weights": "learned"},
+        "learned": {"head_size": 6, "key_size": 5, "rope": False, "laplacian_weights": "learned"},
         "turning": {"value_rotation": 9.0, "forget_gate": True, "laplacian_weights": "diagonal"},
-        "previous": {"keys": "previous", "importance": True, "forget_gate": True, "value_heads": 2},
+        "previous": {"keys": "previous", "importance": True, "forget_gate": True},
     },
 }
 
@@ -111,7 +106,7 @@ def _overrides(preset: str) -> dict[str, Any]:
     if isinstance(mixer, list):
         return dict(SMALL, **{"depth.layers": len(mixer)})
     liquid = {"mixer.state_size": 8} if isinstance(mixer, dict) and mixer.get("kind") == "liquid" else {}
-    return dict(SMALL, **liquid, **({"max_length": 64} if model.get("positions") == "learned" else {}))
+    return dict(SMALL, **liquid, **({"max_length": 64} if "max_length" in model else {}))
 
 
 def model_cases() -> dict[str, dict[str, Any]]:

@@ -226,7 +226,7 @@ def test_both_models_read_the_same_windows():
 @pytest.fixture(scope="module")
 def run(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("steered")
-    stories = {"data": {"kind": "stories", "seq_len": 64, "batch_size": 2, "labelled": True, "valid_stories": 2}}
+    stories = {"data": {"kind": "stories", "seq_len": 64, "batch_size": 2, "labelled": True, "valid_rows": 2}}
     depth = {"kind": "flow", "layers": 0, "n_steps": 1, "control": ["mood", "speech"]}
     return train(configuration(folder, stories, {"model.depth": depth, "training": {"steps": 2}}), folder / "run").path
 

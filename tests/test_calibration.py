@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from pathlib import Path
 
 import numpy as np
@@ -42,8 +41,7 @@ EVERYTHING = {"model.mixer": {"importance": True, "forget_gate": True, "output_g
 ROWS = {"training": {"steps": 6, "log_every": 1, "save_every": 3, "validate_every": 10**6}}
 
 
-def calibrated(kind: str, **values: object) -> dict:
-    return {"model.mixer.calibration": {"kind": kind, **values}}
+CALIBRATED = {"model.mixer.calibration": "start"}
 
 
 def run(folder: Path, name: str, *updates: dict) -> Path:
@@ -86,7 +84,7 @@ def first_median(config: RunConfig) -> float:
 
 @pytest.mark.parametrize(("corpus", "accumulate"), [({}, 1), ({}, 2), (SHIFT, 2)])
 def test_tau_is_the_median_energy_of_the_first_batch(tmp_path, corpus, accumulate):
-    changes = (corpus, {"training": {"steps": 2, "accumulate": accumulate}}, calibrated("start"))
+    changes = (corpus, {"training": {"steps": 2, "accumulate": accumulate}}, CALIBRATED)
     path = run(tmp_path, "run", *changes)
     expected = first_median(configuration(tmp_path, TAU, *changes))
     assert taus(path) == pytest.approx([expected] * 2, rel=1e-5)
@@ -112,53 +110,12 @@ def changes_of(values: list[float]) -> list[int]:
     return [step + 1 for step in range(1, len(values)) if values[step] != values[step - 1]]
 
 
-def test_periodic_calibrates_before_the_step_after_each_interval(tmp_path):
-    path = run(tmp_path, "run", calibrated("periodic", every=2))
-    assert counts(path) == [1, 1, 2, 2, 3, 3]
-    assert changes_of(taus(path)) == [3, 5]
-    layers = [value for name, value in weights(path).items() if name.endswith("mixer.tau")]
-    assert all(torch.equal(value, layers[0]) for value in layers)
-
-
-@pytest.mark.parametrize(
-    ("tolerance", "gate", "expected"),
-    [
-        (1e-9, math.inf, [1, 1, 2, 2, 3, 3]),  # whatever has moved is drift
-        (1e9, math.inf, [1] * 6),  # nothing has drifted so far
-        (1e-9, 1e-9, [1] * 6),  # gradients are never so small
-    ],
-)
-def test_drift_calibrates_where_energies_have_moved_and_gradients_are_small(tmp_path, tolerance, gate, expected):
-    path = run(tmp_path, "run", calibrated("drift", every=2, drift_tolerance=tolerance, gradient_gate=gate))
-    assert counts(path) == expected
-    assert len(changes_of(taus(path))) == expected[-1] - 1
-
-
-def test_the_gate_goes_by_the_exponential_average(tmp_path):
-    path = run(tmp_path, "run", calibrated("drift", every=3, drift_tolerance=1e-9, gradient_gate=1e9))
-    norms = [float(row["grad_norm"]) for row in metrics(path)]
-    average = norms[0]
-    for norm in norms:
-        average = 0.95 * average + 0.05 * norm
-    assert last_checkpoint(path).hooks["Calibration"] == {"count": 2, "gradient": pytest.approx(average, rel=1e-5)}
-
-
-KINDS = {
-    "periodic": calibrated("periodic", every=3),
-    "drift": calibrated("drift", every=3, drift_tolerance=1e-9, gradient_gate=math.inf),
-    "start": calibrated("start", at_restart=False),
-}
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_resuming_is_as_if_never_stopped(tmp_path, crash_in, kind):
-    """From the checkpoint of step 3, which is due for a calibration: it is made once."""
-    run(tmp_path, "whole", KINDS[kind], EVERYTHING)
+def test_resuming_is_as_if_never_stopped(tmp_path, crash_in):
+    run(tmp_path, "whole", EVERYTHING)
     crash_in(5)
     with pytest.raises(KeyError):
-        run(tmp_path, "x", KINDS[kind], EVERYTHING)
+        run(tmp_path, "x", EVERYTHING)
     resume(tmp_path / "x")
-    assert counts(tmp_path / "x")[-1] == (1 if kind == "start" else 2)
     assert_same_tensors(weights(tmp_path / "x"), weights(tmp_path / "whole"))
     assert metrics(tmp_path / "x") == metrics(tmp_path / "whole")
     mine, theirs = last_checkpoint(tmp_path / "x"), last_checkpoint(tmp_path / "whole")
@@ -168,7 +125,7 @@ def test_resuming_is_as_if_never_stopped(tmp_path, crash_in, kind):
 def test_a_restart_recalibrates_as_published(tmp_path, crash_in):
     crash_in(5)
     with pytest.raises(KeyError):
-        run(tmp_path, "x", calibrated("start"))
+        run(tmp_path, "x", CALIBRATED)
     resume(tmp_path / "x")
     assert counts(tmp_path / "x") == [1] * 3 + [2] * 3
     assert changes_of(taus(tmp_path / "x")) == [4]
@@ -180,14 +137,14 @@ def test_another_run_s_weights_are_a_start(tmp_path):
     kept = run(tmp_path, "kept", once, {"start_from": str(first)})
     assert taus(kept) == pytest.approx([0.37])
     assert Run.open(kept).read_config()["model"]["mixer"]["tau"] == 0.37
-    anew = run(tmp_path, "anew", once, {"start_from": str(first)}, calibrated("start"))
+    anew = run(tmp_path, "anew", once, {"start_from": str(first)}, CALIBRATED)
     assert counts(anew) == [1]
     assert taus(anew)[0] != pytest.approx(0.37, rel=1e-3)
 
 
 @pytest.mark.parametrize("precision", ["64-true", "bf16-mixed"])
 def test_other_precisions_calibrate(tmp_path, precision):
-    path = run(tmp_path, "run", calibrated("start"), {"training": {"precision": precision, "steps": 1}})
+    path = run(tmp_path, "run", CALIBRATED, {"training": {"precision": precision, "steps": 1}})
     expected = first_median(configuration(tmp_path, TAU))
     assert taus(path) == pytest.approx([expected], rel=1e-5 if precision == "64-true" else 0.02)
 
@@ -195,14 +152,13 @@ def test_other_precisions_calibrate(tmp_path, precision):
 @pytest.mark.slow
 @pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
 def test_two_processes_calibrate_as_one(tmp_path, strategy):
-    values = calibrated("drift", every=3, drift_tolerance=1e-9, gradient_gate=1e9)
     plain = {"model.block": {"mixer_dropout": 0.0, "mlp_dropout": 0.0}}
-    single = run(tmp_path, "single", values, plain)
+    single = run(tmp_path, "single", CALIBRATED, plain)
     two = {"training": {"devices": 2, "strategy": strategy}}
-    arguments = options(mapping(tmp_path, TAU, ROWS, values, plain, two))
+    arguments = options(mapping(tmp_path, TAU, ROWS, CALIBRATED, plain, two))
     done = call(command(*arguments, f"--out={tmp_path / 'double'}"))
     assert done.returncode == 0, done.stderr[-3000:]
-    assert counts(tmp_path / "double") == counts(single) == [1, 1, 1, 2, 2, 2]
+    assert counts(tmp_path / "double") == counts(single) == [1] * 6
     assert taus(tmp_path / "double") == pytest.approx(taus(single), rel=1e-5)
     assert_close(curve(tmp_path / "double"), curve(single), "loss", 1e-5)
     for got, expected in zip(metrics(tmp_path / "double"), metrics(single), strict=True):
@@ -216,9 +172,6 @@ def test_two_processes_calibrate_as_one(tmp_path, strategy):
 @pytest.mark.parametrize(
     ("changes", "expected"),
     [
-        (calibrated("periodic", every=0), r"model\.mixer\.calibration\.every: expected a number greater than 0, got 0"),
-        (calibrated("drift", drift_tolerance=0.0), r"drift_tolerance: expected a number greater than 0, got 0\.0"),
-        (calibrated("drift", gradient_gate=-1.0), r"gradient_gate: expected a number greater than 0, got -1\.0"),
         (
             {"model.mixer.laplacian": "saved"},
             r"of a new model is nowhere `saved`.*`chain`.*glissando laplacian build",
@@ -231,15 +184,10 @@ def test_a_mistake_is_named_and_leaves_nothing(tmp_path, changes, expected):
     assert not (tmp_path / "run").exists()
 
 
-def test_an_unknown_kind_names_those_that_are():
-    with pytest.raises(ConfigError, match=r"drift, fixed, periodic, start"):
-        from_dict(RunConfig, {"model": {"mixer": {"kind": "tau", "calibration": {"kind": "sometimes"}}}})
-
-
 def test_energies_of_zero_stop_training(tmp_path, monkeypatch):
     monkeypatch.setattr("glissando.mixers.tau.layer.starting_laplacian", lambda _, size: torch.zeros(size, size))
     with pytest.raises(TrainingError, match=r"before step 1: the median energy of the keys is 0\.0.*above 0.*fixed"):
-        run(tmp_path, "run", calibrated("start"))
+        run(tmp_path, "run", CALIBRATED)
 
 
 # ---------------------------------------------------------------------- a Laplacian from a file
@@ -273,7 +221,7 @@ def test_the_file_may_be_gone_once_weights_follow(tmp_path, domain, crash_in):
 def test_stages_hand_the_laplacian_on(tmp_path, domain):
     stages = [{"name": name, "training": {"steps": 2}} for name in ("one", "two")]
     asked = {"model.mixer.laplacian": str(domain)}
-    config = configuration(tmp_path, TAU, ROWS, asked, calibrated("start"), {"stages": stages})
+    config = configuration(tmp_path, TAU, ROWS, asked, CALIBRATED, {"stages": stages})
     one, two = train_stages(config, tmp_path / "out")
     assert counts(one.path) == counts(two.path) == [1, 1]
     ours = weights(two)["depth.blocks.0.mixer.laplacian"]

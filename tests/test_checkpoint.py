@@ -36,7 +36,7 @@ def test_a_state_is_its_checkpoint(tmp_path):
     state.waited, state.samples, state.unlogged = 2, 30, Sums(1.25, 64, 1e9, {"hits": 3.0})
     state.model = {"model.w": torch.randn(3, 2)}
     state.optimizer = {"w": {"step": torch.tensor(7.0), "exp_avg": torch.randn(3, 2)}}
-    state.schedule, state.hooks = {"best": float("inf"), "cuts": 1}, {"Calibration": {"count": 1, "gradient": None}}
+    state.schedule, state.hooks = {"best": float("inf"), "cuts": 1}, {"Calibration": {"count": 1}}
     state.random = [rng_state()]
     state.save(tmp_path / "c")
     names = [MANIFEST, "model.safetensors", "trainer.json", "trainer.safetensors"]

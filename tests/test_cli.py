@@ -91,7 +91,7 @@ def test_every_option_of_the_configuration_is_in_the_help(capsys):
         "data.tokenizer, kind bpe: A byte-level BPE, trained on the corpus",
         "--data.tokenizer.vocab_size number of tokens (default: 1024)",
         "data, kind recall: Generated keys with their values",
-        "--training.schedule.patience number of validations without a new best loss before a cut",
+        "--training.schedule.final_ratio fraction of the base rate at the end",
     ):
         assert line in shown
     assert shown.count("--data.seq_len") == 1, "shared options are listed once"
@@ -128,7 +128,7 @@ def test_help_of_a_section_and_of_a_kind_have_the_defaults_of_the_preset(capsys)
     assert "(default: 4)" in helped(capsys, "--help=model.mixer.tau")
     short = " ".join(helped(capsys, "--preset", "tauformer-nano", "--help").split())
     assert "--data.batch_size number of rows of a batch, over all processes (default: 1)" in short
-    assert "base rate of both, which the schedule multiplies (default: 0.004)" in short, "Muon's"
+    assert "base rate, which the schedule multiplies (default: 0.004)" in short, "Muon's"
     error = fails(capsys, "train", "--help", "model.mxier")
     assert "unknown section 'model.mxier'. Did you mean 'model.mixer'?" in error
 
@@ -279,8 +279,8 @@ def test_evaluate_a_run_and_a_file(run, book, tmp_path, capsys):
     assert json.loads(capsys.readouterr().out)["bytes"] == 3
     short.write_bytes(b"Hi, caf\xe9.")
     error = fails(capsys, "evaluate", run, "--file", short, status=1)
-    assert "--data.encoding_errors ignore" in error
-    assert main(["evaluate", str(run), "--file", str(short), "--json", "--data.encoding_errors", "ignore"]) == 0
+    assert "iconv -f LATIN1" in error
+    assert main(["evaluate", str(run), "--file", str(short), "--json", "--data.ascii_only", "true"]) == 0
     capsys.readouterr()
     (tmp_path / "taken").write_text("a file")
     error = fails(capsys, "evaluate", run, "--plots", tmp_path / "taken", status=1)
@@ -346,8 +346,8 @@ def test_presets_and_corpora(capsys):
             "their own",
         ),
         (
-            ["train", *TINY, "--data.path", "BOOK", "--model.norm.eps", "-1", "--out", "OUT"],
-            "model.norm.eps: expected a number of at least 0, got -1",
+            ["train", *TINY, "--data.path", "BOOK", "--model.block.conv_width", "-1", "--out", "OUT"],
+            "model.block.conv_width: expected a number of at least 0, got -1",
         ),
         (["train", "--resume", "nowhere"], "nowhere"),
         (["train", "--resume", "x", "--training.steps", "9"], "takes no other option"),
@@ -434,12 +434,7 @@ def test_bad_text_files(content, message, tmp_path, capsys):
     ("given", "kinds", "fitting"),
     [
         (["--model.mixer.adaptation", "0.5"], "mixer liquid, and the kind is attention", ["--model.mixer", "liquid"]),
-        (["--data.valid_stories=3"], "corpus stories, and the kind is text", ["--data", "stories"]),
-        (
-            ["--training.schedule.cuts", "2"],
-            "schedule plateau, and the kind is warmup-cosine",
-            ["--training.schedule.kind=plateau"],
-        ),
+        (["--data.labelled=true"], "corpus stories, and the kind is text", ["--data", "stories"]),
         (
             ["--model.depth.tolerance", "0.1"],
             "depth flow, and the kind is discrete",
@@ -473,8 +468,8 @@ def test_options_of_kinds_in_a_list(capsys):
 
 
 def test_evaluating_refuses_options_of_another_corpus(run, capsys, tmp_path, monkeypatch):
-    error = fails(capsys, "evaluate", run, "--data.valid_stories", "3")
-    assert "unknown option 'data.valid_stories'. It is one of corpus stories, and the kind is text" in error
+    error = fails(capsys, "evaluate", run, "--data.cut", "true")
+    assert "unknown option 'data.cut'. It is one of corpus stories, and the kind is text" in error
     error = fails(capsys, "evaluate", run, "--file", "x.txt", "--data.path", "y.jsonl", status=1)
     assert "there is no file x.txt" in error
     odd = tmp_path / "data.jsonl.text"
@@ -487,10 +482,10 @@ def test_evaluating_refuses_options_of_another_corpus(run, capsys, tmp_path, mon
 def test_evaluating_does_not_deal_out_a_file_anew(tmp_path, capsys, monkeypatch):
     path, out = tmp_path / "notes.jsonl", str(tmp_path / "run")
     path.write_text("".join(json.dumps({"text": f"note {i} of many"}) + "\n" for i in range(200)))
-    corpus = ["--data.kind", "jsonl", "--data.path", str(path), "--data.route_every", "3"]
+    corpus = ["--data.kind", "jsonl", "--data.path", str(path), "--data.valid_fraction", "0.34"]
     assert main(["train", *TINY[:6], *TINY[8:], *corpus, "--out", out]) == 0
-    for option in ("batch_size", "seq_len", "route_every"):
-        error = fails(capsys, "evaluate", out, f"--data.{option}", "2")
+    for option, value in (("batch_size", "2"), ("seq_len", "2"), ("valid_fraction", "0.5")):
+        error = fails(capsys, "evaluate", out, f"--data.{option}", value)
         assert f"--data.{option} would score text that was trained on" in error
     monkeypatch.chdir(tmp_path)
     error = fails(capsys, "evaluate", out, "--data.path", "./notes.jsonl", "--data.batch_size", "2")
@@ -505,7 +500,7 @@ def test_bad_lines_are_counted_at_the_end(tmp_path, capsys):
     good = "".join(json.dumps({"text": f"The hen number {i} went out to look for corn."}) + "\n" for i in range(300))
     path.write_text(good + "{broken\n" + '{"text": 3}\n')
     arguments = [a for a in TINY if a not in ("--data.kind", "text")]
-    options = ["--data.kind", "jsonl", "--data.path", str(path), "--data.route_every", "3"]
+    options = ["--data.kind", "jsonl", "--data.path", str(path), "--data.valid_fraction", "0.34"]
     assert main(["train", *arguments, *options, "--training.tokens", "9000", "--out", str(tmp_path / "out")]) != 0
     capsys.readouterr()
     budget = [a for a in arguments if a not in ("--training.steps", "6")]

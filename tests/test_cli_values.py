@@ -180,7 +180,7 @@ def test_labels_that_a_model_is_given_are_named(tmp_path, capsys):
 
     run = tmp_path / "hybrid"
     LanguageModel.from_preset("hybrid-ode-nano", hidden_size=16).save(run)
-    few = ["--data.valid_stories", "2", "--json"]
+    few = ["--data.valid_rows", "2", "--json"]
     for labelled, named in (("true", "mood, speech"), ("false", None)):
         assert main(["evaluate", str(run), "--data.labelled", labelled, *few]) == 0
         assert json.loads(capsys.readouterr().out).get("labels_given") == named

@@ -35,7 +35,7 @@ pytestmark = pytest.mark.timeout(900)
 TOY = [
     "transformer-nano", "liquid-ssm-nano", "--budget", "steps=6", "--seeds", "2", "--learning_rates", "1e-3,1e-2",
     "--sweep_share", "0.5", "--sweep_beyond", "1", "--contexts", "8,24", "--allow_unequal", "--model.hidden_size", "16",
-    "--model.depth.layers", "1", "--data.seq_len", "32", "--data.batch_size", "2", "--data.valid_stories", "4",
+    "--model.depth.layers", "1", "--data.seq_len", "32", "--data.batch_size", "2", "--data.valid_rows", "4",
     "--training.accelerator", "cpu", "--training.log_every", "2", "--training.schedule.warmup_steps", "2",
 ]  # fmt: skip
 PROBED = ["--probes", "recall-8", "--probe_budget", "steps=2"]

@@ -28,7 +28,7 @@ from glissando.errors import ConfigError, MissingExtraError, RunError
 from glissando.runs import Run
 
 SMALL: dict[str, Any] = {
-    "data": {"seq_len": 32, "batch_size": 1, "valid_stories": 2},
+    "data": {"seq_len": 32, "batch_size": 1, "valid_rows": 2},
     "training": {"log_every": 1, "schedule": {"warmup_steps": 2}, "accelerator": "cpu"},
 }
 
@@ -139,7 +139,7 @@ def test_a_url_is_refused(tmp_path, capsys):
 TRAINED = [
     "transformer-nano", "transformer-plus-nano", "--budget", "steps=40", "--contexts", "8",
     "--allow_unequal", "--model.hidden_size", "16", "--model.depth.layers", "1", "--data.seq_len", "32",
-    "--data.batch_size", "2", "--data.valid_stories", "4", "--training.accelerator", "cpu", "--training.log_every", "2",
+    "--data.batch_size", "2", "--data.valid_rows", "4", "--training.accelerator", "cpu", "--training.log_every", "2",
     "--training.save_every", "5", "--training.schedule.warmup_steps", "2", "--training.precision", "32-true",
 ]  # fmt: skip
 

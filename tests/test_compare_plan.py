@@ -171,13 +171,13 @@ def test_unequal_models_are_refused(tmp_path):
         ({"data": {"path": "mine.txt"}}, r"unknown option 'data\.path'"),
         ({"model": {"mixer.state_size": 3}}, r"transformer-nano: unknown option 'model\.mixer\.state_size'"),
         ({"training": {"schedule.cuts": 3}}, r"unknown option 'training\.schedule\.cuts'"),
-        ({"data": {"valid_stories": 1}, "learning_rates": [1e-3, 2e-3]}, "held-out text has a single row"),
+        ({"data": {"valid_rows": 1}, "learning_rates": [1e-3, 2e-3]}, "held-out text has a single row"),
         (
-            {"model": {"positions": "learned", "max_length": 64}, "data": {"seq_len": 128}},
+            {"model": {"max_length": 64}, "data": {"seq_len": 128}},
             "longer than model.max_length 64",
         ),
         (
-            {"model": {"positions": "learned", "max_length": 900}, "probes": ["copy", "selective_copy-4096"]},
+            {"model": {"max_length": 900}, "probes": ["copy", "selective_copy-4096"]},
             "max_length",
         ),
     ],
@@ -188,7 +188,7 @@ def test_mistakes_are_reported_before_anything_is_trained(changes, message, tmp_
 
 
 def bpe(vocab_size: int) -> dict[str, Any]:
-    return {"tokenizer.kind": "bpe", "tokenizer.vocab_size": vocab_size, "valid_stories": 4}
+    return {"tokenizer.kind": "bpe", "tokenizer.vocab_size": vocab_size, "valid_rows": 4}
 
 
 def test_seeds_have_one_vocabulary(tmp_path, monkeypatch):

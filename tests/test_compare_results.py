@@ -109,7 +109,7 @@ def test_an_accuracy_without_a_mistake_is_not_certain():
 
 def memory(tmp_path: Path, hidden_size: int, layers: int) -> float:
     sizes: dict[str, Any] = {"hidden_size": hidden_size, "depth.layers": layers}
-    data = {"batch_size": 2, "valid_stories": 4}
+    data = {"batch_size": 2, "valid_rows": 4}
     training = {"accelerator": "cpu"}
     asked = Comparison(["transformer-nano"], tmp_path, Amount("steps", 1), model=sizes, data=data, training=training)
     config = with_vocabulary(asked.config(Job("run", "transformer-nano", 0, 1e-3)))

@@ -29,7 +29,7 @@ from glissando.training.language_task import fit_to_corpus
 pytestmark = pytest.mark.timeout(600)
 TIMED = {"decode": {}, "state": {}, "train": {"median": 1.0, "low": 1.0, "high": 1.0}, "memory_mib": 1.0}
 SMALL: dict[str, Any] = {
-    "data": {"seq_len": 32, "batch_size": 1, "valid_stories": 2},
+    "data": {"seq_len": 32, "batch_size": 1, "valid_rows": 2},
     "training": {"log_every": 1, "schedule": {"warmup_steps": 2}},
     "contexts": [8],
 }

@@ -76,7 +76,7 @@ def test_memory_is_linear_in_time():
 def test_base_rates_are_those_of_the_dynamics():
     """With r = 0 the decay is e^-gamma, in the picture and in the recurrence alike."""
     torch.manual_seed(0)
-    mixer = Spectral(8, horizon=50)
+    mixer = Spectral(8)
     mixer.reset_parameters()
     with torch.no_grad():
         gamma, turn = mixer.base_rates()
@@ -86,7 +86,7 @@ def test_base_rates_are_those_of_the_dynamics():
     ratio = torch.view_as_complex(after.h[0]) / torch.view_as_complex(state.h[0])
     assert_close(torch.view_as_real(ratio), torch.view_as_real(torch.exp(torch.complex(-gamma, turn))))
     times = (1 / gamma).sort().values
-    assert_close(times[[0, -1]], torch.tensor([1.0, 50.0]))
+    assert_close(times[[0, -1]], torch.tensor([1.0, 32.0]))
 
 
 def test_kernels_of_another_model_cannot_be_drawn(tmp_path):

@@ -115,10 +115,10 @@ def test_a_mixer_is_a_layer_of_its_own():
 
 def test_the_liquid_layer_in_the_place_of_an_lstm():
     torch.manual_seed(0)
-    layer = LiquidRNN(3, 8, tau=2.0).double()
+    layer = LiquidRNN(3, 8, adaptation=0.5).double()
     x, dt = torch.randn(2, 9, 3).double(), torch.rand(2, 9).double()
     y, h = layer(x, None, dt)
-    mixer = Liquid(8, tau=2.0).double()
+    mixer = Liquid(8, adaptation=0.5).double()
     mixer.load_state_dict(layer.mixer.state_dict())
     expected, _ = mixer(layer.input(x), mixer.init_state(2), Context(dt=dt))
     assert_close(y, expected, "the parts of the model")

@@ -274,7 +274,7 @@ def test_what_computes_otherwise_is_not_compiled():
 
 
 def test_wrong_inputs_raise():
-    positions = {"positions": "learned", "max_length": 2}
+    positions = {"max_length": 2}
     model = LanguageModel.from_config(merge(ModelConfig, CASES["mixer:attention-default"], positions))
     decoder = Decoder(model)
     rows = decoder.rows(model.init_state(1))

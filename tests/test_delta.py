@@ -27,21 +27,20 @@ VARIANTS = [
     {"keys": "previous"},
     {"keys": "previous", "input": "impulse"},
     {"input": "impulse", "writes": 2},
-    {"decay": "channel"},
     {"transition": "rotate", "key_size": 6},
-    {"transition": "rotate", "decay": "channel", "writes": 2},
-    {"transition": "reflect", "writes": 2, "value_size": 3},
+    {"transition": "rotate", "writes": 2},
+    {"transition": "reflect", "writes": 2, "key_size": 3},
 ]
 
 
-def problem(steps: int, channels: bool, rows: int = 2, heads: int = 3, size: int = 4, width: int = 5) -> list[Tensor]:
+def problem(steps: int, rows: int = 2, heads: int = 3, size: int = 4, width: int = 5) -> list[Tensor]:
     generator = torch.Generator().manual_seed(steps)
 
     def draw(*shape: int) -> Tensor:
         return torch.randn(*shape, generator=generator, dtype=torch.float64)
 
     q, k = (F.normalize(draw(rows, steps, heads, size), dim=-1) for _ in range(2))
-    v, g = draw(rows, steps, heads, width), -F.softplus(draw(rows, steps, heads, size if channels else 1) - 1)
+    v, g = draw(rows, steps, heads, width), -F.softplus(draw(rows, steps, heads, 1) - 1)
     e, b = 2 * torch.sigmoid(draw(rows, steps, heads)), torch.sigmoid(draw(rows, steps, heads))
     return [q, k, v, g, e, b, draw(rows, heads, size, width)]
 
@@ -56,33 +55,30 @@ def outcome(backend: str, inputs: list[Tensor]) -> dict[str, Tensor]:
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("channels", [False, True], ids=["head", "channel"])
 @settings(deadline=None, max_examples=15)
 @given(steps=st.integers(1, 40), rows=st.integers(1, 3), size=st.integers(1, 5), width=st.integers(1, 5))
-def test_a_backend_is_the_definition(backend: str, channels: bool, steps: int, rows: int, size: int, width: int):
-    inputs = problem(steps, channels, rows=rows, size=size, width=width)
+def test_a_backend_is_the_definition(backend: str, steps: int, rows: int, size: int, width: int):
+    inputs = problem(steps, rows=rows, size=size, width=width)
     assert_tensors_close(outcome(backend, inputs), outcome("reference", inputs), backend)
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("channels", [False, True], ids=["head", "channel"])
 @pytest.mark.parametrize("steps", [64, 65, 150])
-def test_several_chunks(backend: str, channels: bool, steps: int):
-    inputs = problem(steps, channels)
+def test_several_chunks(backend: str, steps: int):
+    inputs = problem(steps)
     assert_tensors_close(outcome(backend, inputs), outcome("reference", inputs), backend)
 
 
-@pytest.mark.parametrize("channels", [False, True], ids=["head", "channel"])
 @pytest.mark.parametrize(("size", "width"), [(9, 8), (7, 9), (33, 17)])
-def test_sizes_about_the_kernels_blocks_on_several_threads(monkeypatch, channels: bool, size: int, width: int):
+def test_sizes_about_the_kernels_blocks_on_several_threads(monkeypatch, size: int, width: int):
     monkeypatch.setattr("glissando.kernels.compiled._WORK_A_THREAD", 1)
     monkeypatch.setattr(torch, "get_num_threads", lambda: 3)
-    inputs = problem(70, channels, size=size, width=width)
+    inputs = problem(70, size=size, width=width)
     assert_tensors_close(outcome("numba", inputs), outcome("reference", inputs), f"K {size}, V {width}")
 
 
 def test_gradients_of_some_inputs_through_strides():
-    q, k, v, g, e, b, s0 = problem(70, False, width=8)
+    q, k, v, g, e, b, s0 = problem(70, width=8)
     found = []
     for backend in ("numba", "reference"):
         wide = v.repeat_interleave(2, -1).requires_grad_()
@@ -94,7 +90,7 @@ def test_gradients_of_some_inputs_through_strides():
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_single_precision_and_strong_decay(backend: str):
     """exp(-80) a token underflows within a chunk: nothing but zeros comes of it."""
-    inputs = problem(100, True)
+    inputs = problem(100)
     inputs[3] = inputs[3] * torch.where(torch.arange(100) % 7 == 0, 80.0, 0.1)[None, :, None, None]
     got = {name: x.double() for name, x in outcome(backend, [x.float() for x in inputs]).items()}
     for name, expected in outcome("reference", inputs).items():
@@ -103,7 +99,7 @@ def test_single_precision_and_strong_decay(backend: str):
 
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_without_gradients(backend: str):
-    inputs = problem(70, False)
+    inputs = problem(70)
     for got, expected in zip(
         delta_rule(*inputs, backend=backend), delta_rule(*inputs, backend="reference"), strict=True
     ):
@@ -111,14 +107,14 @@ def test_without_gradients(backend: str):
 
 
 def test_the_state_that_is_given_stays():
-    inputs = problem(9, False)
+    inputs = problem(9)
     before = inputs[-1].clone()
     delta_rule(*inputs)
     assert torch.equal(inputs[-1], before)
 
 
 def test_wrong_use_is_refused():
-    q, k, v, g, e, b, s = problem(5, False)
+    q, k, v, g, e, b, s = problem(5)
     with pytest.raises(ValueError, match="k must be"):
         delta_rule(q, k[:, :4], v, g, e, b, s)
     with pytest.raises(ValueError, match="T >= 1"):
@@ -160,11 +156,11 @@ def test_it_compiles_whole():
 def one_head(variant: dict) -> tuple[Delta, Tensor, Tensor]:
     """A mixer of one head with weights far from their start, a token for it and a state."""
     torch.manual_seed(3)
-    mixer = Delta(4, heads=1, key_size=4, value_size=3, horizons=[2, 2], **variant).double()
+    mixer = Delta(4, heads=1, key_size=4, horizons=[2, 2], **variant).double()
     with torch.no_grad():
         for parameter in mixer.parameters():
             parameter.add_(0.5 * torch.randn_like(parameter))
-    return mixer, torch.randn(1, 1, 4, dtype=torch.float64), torch.randn(1, 1, 4, 3, dtype=torch.float64)
+    return mixer, torch.randn(1, 1, 4, dtype=torch.float64), torch.randn(1, 1, 4, 4, dtype=torch.float64)
 
 
 def after(mixer: Delta, x: Tensor, s: Tensor, time: float, pieces: int) -> Tensor:
@@ -201,19 +197,14 @@ def flow(mixer: Delta, x: Tensor, s: Tensor, time: float, steps: int = 2000) -> 
 
 
 @pytest.mark.parametrize("time", [0.3, 1.0, 4.0])
-def test_with_a_decay_a_head_a_step_is_exact(time: float):
+def test_a_step_is_exact(time: float):
     mixer, x, s = one_head({})
     assert_close(after(mixer, x, s, time, 1), flow(mixer, x, s, time), "against the flow", 1e-9)
     assert_close(after(mixer, x, s, time, 7), after(mixer, x, s, time, 1), "in pieces")
 
 
-@pytest.mark.parametrize(
-    "variant",
-    [{"decay": "channel"}, {"transition": "rotate"}, {"transition": "rotate", "decay": "channel"}],
-    ids=str,
-)
-def test_the_splitting_is_of_second_order(variant: dict):
-    mixer, x, s = one_head(variant)
+def test_the_splitting_is_of_second_order():
+    mixer, x, s = one_head({"transition": "rotate"})
     expected = flow(mixer, x, s, 1.0)
     errors = [float((after(mixer, x, s, 1.0, n) - expected).abs().max()) for n in (8, 16, 32, 64)]
     orders = [math.log2(a / b) for a, b in itertools.pairwise(errors)]
@@ -287,14 +278,13 @@ def require_near(got: dict[str, Tensor], expected: dict[str, Tensor], tolerance:
         assert error < tolerance, f"{name}: relative error {error:.1e}"
 
 
-@pytest.mark.parametrize("decay", ["head", "channel"])
 @pytest.mark.parametrize("horizons", [FORGETFUL, LASTING], ids=["forgetful", "lasting"])
 @pytest.mark.parametrize("gap", [1.0, 864_000.0, 4.9e8])
-def test_turns_keep_their_phase_over_a_long_gap(decay: str, horizons: tuple, gap: float):
+def test_turns_keep_their_phase_over_a_long_gap(horizons: tuple, gap: float):
     """omega starts at 1 and a pair turns at up to 2 omega: w dt reaches 1e9."""
     dt = torch.ones(2, 20)
     dt[:, 10] = gap
-    require_near(*in_two_precisions(dt, decay=decay, horizons=horizons), 1e-5)
+    require_near(*in_two_precisions(dt, horizons=horizons), 1e-5)
 
 
 def test_turns_keep_their_phase_where_every_step_is_long():
@@ -319,12 +309,11 @@ def test_turns_keep_their_phase_on_a_device_without_float64():
 
 
 def test_sums_of_a_chunk_keep_small_decays_beside_large_ones():
-    for channels in (False, True):
-        q, k, v, g, e, b, s = (tensor.float() for tensor in problem(64, channels))
-        g[:, ::2] = -100
-        expected, _ = delta_rule(*(tensor.double() for tensor in (q, k, v, g, e, b, s)), backend="reference")
-        got, _ = delta_rule(q, k, v, g, e, b, s, backend="chunked", gaps=True)
-        require_near({"o": got}, {"o": expected}, 1e-6)
+    q, k, v, g, e, b, s = (tensor.float() for tensor in problem(64))
+    g[:, ::2] = -100
+    expected, _ = delta_rule(*(tensor.double() for tensor in (q, k, v, g, e, b, s)), backend="reference")
+    got, _ = delta_rule(q, k, v, g, e, b, s, backend="chunked", gaps=True)
+    require_near({"o": got}, {"o": expected}, 1e-6)
 
 
 def test_time_may_be_more_precise_than_the_mixer():

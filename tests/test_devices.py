@@ -59,6 +59,6 @@ def test_the_commands_run_where_they_are_reported(run, capsys, monkeypatch):
         assert main(["generate", run, *given, "--device", device, "--weights", "bf16", "--threads", "1"]) == 0
         texts.append(capsys.readouterr().out)
     assert texts[0] == texts[1] or find_device("auto").type != "cpu"
-    assert main(["evaluate", run, "--device", "auto", "--data.valid_stories", "1", "--threads", "1"]) == 0
+    assert main(["evaluate", run, "--device", "auto", "--data.valid_rows", "1", "--threads", "1"]) == 0
     assert "bits per byte" in capsys.readouterr().out
     assert [str(device) for device in moved] == ["cpu", *[str(find_device("auto"))] * 2]

@@ -394,9 +394,7 @@ def test_closing_tells_everyone(model):
 
 
 def test_learned_positions_end_a_text():
-    model = LanguageModel.from_preset(
-        "transformer-nano", **PRESETS["transformer-nano"], positions="learned", max_length=12
-    ).double()
+    model = LanguageModel.from_preset("transformer-nano", **PRESETS["transformer-nano"], max_length=12).double()
     engine = Engine(model)
     assert engine.room(5) == 8
     _, [listener] = submit(engine, request_for(model, "Once", 8, temperature=0))

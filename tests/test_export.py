@@ -229,11 +229,9 @@ def test_a_form_of_ones_own(monkeypatch):
 SLOW = {
     **{f"mixer-{name}": {"mixer": name} for name in ("spectral", "liquid", "delta", "tau")},
     "published": {"mixer": {"kind": "spectral", "projections": False, "filter": True, "phase_gate": True}},
-    "window": {
-        "mixer": {"kind": "attention", "window": 7, "keys": "previous", "forget_gate": True, "importance": True}
-    },
-    "delta-rotate": {"mixer": {"kind": "delta", "transition": "rotate", "decay": "channel", "writes": 2, "heads": 2}},
-    "learned-positions": {"positions": "learned", "max_length": 100, "mixer": {"kind": "attention", "rope": False}},
+    "window": {"mixer": {"kind": "attention", "window": 7, "keys": "previous", "forget_gate": True}},
+    "delta-rotate": {"mixer": {"kind": "delta", "transition": "rotate", "writes": 2, "heads": 2}},
+    "learned-positions": {"max_length": 100, "mixer": {"kind": "attention", "rope": False}},
     "tied": {"mixer": "spectral", "depth": {"kind": "tied", "layers": 1, "n_steps": 2}, "block": {"conv_width": 4}},
     "flow": {"mixer": "attention", "depth": {"kind": "flow", "layers": 2, "n_steps": 2, "control": ["mood"]}},
     "mean-gate": {"mixer": "liquid", "depth": {"layers": 2, "mean_gate": True}},

@@ -33,7 +33,7 @@ assert main(["laplacian", "build", "--chain", "--size", "8", "--out", "chain.saf
 small = ["--model.hidden_size", "16", "--model.mixer.heads", "2", "--model.depth.layers", "1"]
 graph = ["--model.mixer.laplacian", "chain.safetensors", "--model.mixer.laplacian_weights", "fixed"]
 short = ["--training.steps", "3", "--training.log_every", "1", "--data.batch_size", "2", "--data.seq_len", "24"]
-calibrated = ["--model.mixer.calibration.kind", "start"]
+calibrated = ["--model.mixer.calibration", "start"]
 text = ["--data.kind", "text", "--data.path", "text.txt", "--data.tokenizer", "bytes", "--training.accelerator", "cpu"]
 assert main(["train", "--preset", "tauformer-nano", *text, *small, *graph, *short, *calibrated, "--out", "run"]) == 0
 rows = open("run/metrics.csv").read().splitlines()

@@ -24,7 +24,7 @@ def test_published_size():
 
 def test_labels_train_the_dial_and_steps_change_at_inference(tmp_path):
     run, without = tmp_path / "run", tmp_path / "without"
-    small = {"model.depth": FLOW, "training": {"steps": 3}, "data.valid_stories": 4}
+    small = {"model.depth": FLOW, "training": {"steps": 3}, "data.valid_rows": 4}
     train(configuration(tmp_path, STORIES, small, LABELLED), run)
     train(configuration(tmp_path, STORIES, small), without)
     name = "depth.control.weight"

@@ -42,7 +42,7 @@ def exported(run: Path, out: Path) -> LanguageModel:
 CASES: dict[str, dict[str, Any]] = {
     "grouped": {},
     "untied": {"tied_head": False, "logit_scale": 1.5},
-    "scaled": {"mixer": {"kind": "attention", "heads": 2, "head_size": 8, "scale": 0.6, "rope_base": 500.0}},
+    "scaled": {"mixer": {"kind": "attention", "heads": 2, "head_size": 8, "scale": 0.6}},
 }
 
 
@@ -60,7 +60,7 @@ def test_the_file_holds_llamas_equations(case, tmp_path):
         ({"mixer": {"kind": "attention", "forget_gate": True}}, "mixer.forget_gate"),
         ({"block": {"conv_width": 4}}, "block.conv_width is 4"),
         ({"block": {"order": "post"}}, "block.order"),
-        ({"norm": {"kind": "layer"}}, "norm.kind"),
+        ({"norm": "layer"}, "norm is .layer"),
         ({"depth": {"gated": [1]}}, "depth.gated"),
         ({"depth": {"mean_gate": True}}, "depth.mean_gate"),
         ({"depth": {"shortcuts": True}}, "depth.shortcuts is True"),

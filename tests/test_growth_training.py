@@ -20,7 +20,7 @@ from glissando.growth import Growth, grow_by
 from glissando.growth.runs import grow_moments, grow_run, record
 from glissando.model import LanguageModel
 from glissando.runs import OPTIMIZER, Run
-from glissando.training.config import AdamWOptions, RunConfig
+from glissando.training.config import AdamWOptions, OptimizerOptions, RunConfig
 from glissando.training.fit import resume, train
 from glissando.training.language_task import LanguageTask
 from glissando.training.moments import Moments, checkpoint_moments, read_moments
@@ -73,7 +73,7 @@ class Trainer:
         ("preset:continuous-transformer-nano", {"width": 2, "state": 3}),
         ("preset:tauformer-nano", {"width": 2}),
         ("preset:hybrid-ode-nano", {"width": 2}),
-        ("mixer:attention-helpers", {"width": 2}),
+        ("mixer:attention-forget-window-grouped", {"width": 2}),
         ("preset:liquid-ssm", {"width": 2}),
         ("preset:liquid-ssm-nano", {"width": 2, "state": 3}),
         ("mixer:liquid-dense", {"width": 2}),
@@ -165,12 +165,19 @@ STEADY: dict[str, Any] = {
     "training": {
         "precision": "64-true",
         "schedule": {"kind": "constant", "warmup_steps": 0},
-        "optimizer": {"learning_rate": 0.01, "weight_decay": 0.5, "eps": 1e-3},
+        "optimizer": {"learning_rate": 0.01, "weight_decay": 0.5},
         "clip": 0.3,
         "log_every": 1,
         "validate_every": 10**6,
     },
 }
+
+
+@pytest.fixture(scope="module", autouse=True)
+def large_eps():
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(OptimizerOptions, "eps", 1e-3)
+        yield
 
 
 @pytest.fixture(autouse=True)

@@ -9,21 +9,20 @@ import re
 import pytest
 
 import glissando
-from glissando.block import BlockConfig, MLPConfig, NormConfig
+from glissando.block import BlockConfig, MLPConfig
 from glissando.cli import COMMANDS, installed, main
 from glissando.cli.help import documented, is_section
 from glissando.config import hints_of
 from glissando.data.corpora import CORPORA, TOKENIZERS
 from glissando.depth import DEPTHS
 from glissando.mixers import MIXERS
-from glissando.mixers.tau.calibration import CALIBRATIONS
 from glissando.series import SeriesConfig, SeriesData
 from glissando.training.config import OPTIMIZERS, TrainingConfig
 from glissando.training.schedules import SCHEDULES
 
-REGISTRIES = (MIXERS, DEPTHS, CORPORA, TOKENIZERS, OPTIMIZERS, SCHEDULES, CALIBRATIONS)
+REGISTRIES = (MIXERS, DEPTHS, CORPORA, TOKENIZERS, OPTIMIZERS, SCHEDULES)
 SECTIONS = [glissando.ModelConfig, SeriesConfig, SeriesData, TrainingConfig, BlockConfig, MLPConfig]
-SECTIONS += [NormConfig, *(cls for registry in REGISTRIES for cls in registry.options.values())]
+SECTIONS += [cls for registry in REGISTRIES for cls in registry.options.values()]
 CALLS = [
     glissando.generate, glissando.grow, glissando.load, glissando.load_state, glissando.register_probe,
     glissando.save_state, glissando.stream, glissando.LanguageModel.forward, glissando.SeriesModel.forward,

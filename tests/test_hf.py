@@ -27,7 +27,7 @@ from glissando.hf import GlissandoCache, GlissandoConfig, GlissandoForCausalLM, 
 
 #: one model for each kind of state, and for each kind of head
 STATES = ["preset:transformer-plus-nano", "preset:tauformer-nano", "preset:liquid-ssm-nano", "depth:flow"]
-HEADS = ["preset:continuous-transformer", "preset:gpt", "mixer:tau-shared"]
+HEADS = ["preset:continuous-transformer", "preset:gpt", "mixer:tau-learned"]
 TEXTS = [
     "",
     "a line\nand a tab\t",

@@ -73,6 +73,6 @@ def test_a_budget_or_an_out_that_cannot_be_used_is_refused(arguments, message, t
     (tmp_path / "full").mkdir()
     (tmp_path / "full/file").touch()
     values = arguments if "--preset" in arguments else ["--preset", "transformer-nano", *arguments]
-    assert main(["train", *values, "--model.hidden_size", "16", "--data.valid_stories", "2"]) in (1, 2)
+    assert main(["train", *values, "--model.hidden_size", "16", "--data.valid_rows", "2"]) in (1, 2)
     assert message in capsys.readouterr().err
     assert [path.name for path in tmp_path.rglob("*")] == ["full", "file"]

@@ -159,7 +159,7 @@ def test_an_option_of_another_model_is_named_as_it_was_given(option, value, expe
 
 def test_plots_of_a_model_without_a_log_are_refused_before_it_is_scored(tmp_path, capsys):
     out = tmp_path / "pictures"
-    status, message = said(capsys, "evaluate", "stories", "--data.valid_stories", "2", "--plots", str(out))
+    status, message = said(capsys, "evaluate", "stories", "--data.valid_rows", "2", "--plots", str(out))
     assert status == 1
     assert "has no log of a training (metrics.csv) to draw" in message
     assert "bits" not in message

@@ -21,7 +21,7 @@ from glissando.testing import no_float64
 
 #: one of each form for such devices: these run every time, the others with the slow ones
 QUICK = (
-    "mixer:attention-helpers", "mixer:delta-rotate", "mixer:liquid-default", "mixer:spectral-everything",
+    "mixer:attention-forget-window-grouped", "mixer:delta-rotate", "mixer:liquid-default", "mixer:spectral-everything",
     "mixer:tau-gated", "preset:liquid-ssm",
 )  # fmt: skip
 cases = pytest.mark.parametrize(

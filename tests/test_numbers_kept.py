@@ -55,14 +55,13 @@ def test_a_gate_that_is_shut_has_gradients(reading):
 
 GATED = {"mixer": {"kind": "attention", "heads": 2, "forget_gate": True}}
 PREVIOUS = {"mixer": {"kind": "attention", "heads": 2, "keys": "previous"}}
-IMPORTANT = {"mixer": {"kind": "attention", "heads": 2, "importance": True}}
 PLAIN = {"mixer": {"kind": "attention", "heads": 2}}
 CONVOLVED = PLAIN | {"block": {"conv_width": 4}}
 TAU = {"mixer": {"kind": "tau", "heads": 2}}
 TAU_GATED = {"mixer": {"kind": "tau", "heads": 2, "forget_gate": True}}
 TAU_PREVIOUS = {"mixer": {"kind": "tau", "heads": 2, "keys": "previous"}}
 PAIRS = [
-    (PLAIN, GATED), (PLAIN, PREVIOUS), (PLAIN, IMPORTANT), (IMPORTANT, GATED), (PLAIN, CONVOLVED), (TAU, TAU_GATED),
+    (PLAIN, GATED), (PLAIN, PREVIOUS), (PLAIN, CONVOLVED), (TAU, TAU_GATED),
     (TAU, TAU_PREVIOUS),
 ]  # fmt: skip
 

@@ -184,7 +184,7 @@ def test_padded_rows_are_observed(tmp_path):
             "run",
             SHIFT,
             {"training": {"steps": 2, "accumulate": 2}},
-            {"model.mixer.calibration.kind": "start"},
+            {"model.mixer.calibration": "start"},
         )
     )
     assert all(math.isfinite(float(row[name])) for row in rows for name in OBSERVED)
@@ -225,13 +225,13 @@ def test_mixers_without_tau_cannot_collapse():
     assert collapses({"time_constant": 1.0}) == {}
 
 
-AVERAGE = {"data.seq_len": 64, "model.mixer": {"temperature": 1.0, "learn_temperature": False}}
+AVERAGE = {"data.seq_len": 64, "model.mixer.temperature": 1.0, "training.freeze": ["*.log_temperature"]}
 
 
 def test_the_published_temperature_warns_once(tmp_path):
     """T = 1: attention is an average, at every step; also over a restart."""
     with pytest.warns(
-        CollapseWarning, match=r"nearly an average.*Lower the temperature .* it is 1\), let it"
+        CollapseWarning, match=r"nearly an average.*Lower the temperature .* it is 1\), or set tau"
     ) as caught:
         path = run(tmp_path, "run", AVERAGE)
     assert len(caught) == 1

@@ -29,7 +29,7 @@ from glissando.testing import LawError, check_depth
 
 EXAMPLE = Path(__file__).parents[1] / "examples" / "add_a_mixer.py"
 TINY = [
-    "--model.hidden_size", "16", "--model.depth.layers", "1", "--data.valid_stories", "2", "--data.seq_len", "32",
+    "--model.hidden_size", "16", "--model.depth.layers", "1", "--data.valid_rows", "2", "--data.seq_len", "32",
     "--data.batch_size", "2",
 ]  # fmt: skip
 
@@ -108,7 +108,7 @@ def test_opening_a_run_executes_nothing_unless_it_is_asked_to(command, run, plac
 
 def test_a_run_opens_with_the_file_that_it_names(run, place, capsys):
     assert main(["generate", str(run), "--import", str(place / "mine.py"), "--max_tokens", "4"]) == 0
-    few = ["--data.valid_stories", "2", "--json"]
+    few = ["--data.valid_rows", "2", "--json"]
     capsys.readouterr()
     assert main(["evaluate", str(run), "--import", str(place / "mine.py"), *few]) == 0
     assert 7 < json.loads(capsys.readouterr().out)["bits_per_byte"] < 9

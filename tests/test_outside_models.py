@@ -95,7 +95,7 @@ def test_it_is_trained_as_the_first_model_is(tmp_path):
 
 @pytest.mark.slow
 def test_a_comparison_with_it(tmp_path):
-    small = ["--model.vocab_size", "256", "--data.cut", "true", "--data.seq_len", "32", "--data.valid_stories", "2"]
+    small = ["--model.vocab_size", "256", "--data.cut", "true", "--data.seq_len", "32", "--data.valid_rows", "2"]
     command = ["compare", f"hf:{config_file(tmp_path, 'llama')}", f"hf:{config_file(tmp_path, 'mamba2')}"]
     out = tmp_path / "out"
     options = ["--budget", "steps=2", "--contexts", "8", "--allow_unequal", "--out", str(out)]

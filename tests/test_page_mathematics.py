@@ -73,17 +73,15 @@ def rope(x: np.ndarray, t: int, base: float, sign: int = 1) -> np.ndarray:
 
 
 def spectral(
-    w: Weights, x: np.ndarray, *, projections=True, decay="input", output_gate=True, filter=False, phase_gate=False,
-    channels=None,
-) -> np.ndarray:  # fmt: skip
+    w: Weights, x: np.ndarray, *, projections=True, filter=False, phase_gate=False, channels=None
+) -> np.ndarray:
     """docs/continuous-transformer.md, "The forward pass, complete"."""
     gamma, omega = exp(w["log_gamma"]), w["omega"]
     turn = omega + 0.1 * np.sin(w["modulation"])
     n = len(gamma)
     entry, r, g = x, None, None
     if projections:
-        sizes = [2 * n if filter or phase_gate else n, n if decay == "input" else 0, 2 * n if output_gate else 0]
-        entry, r, g = parts(linear(w, "project", x), *sizes)
+        entry, r, g = parts(linear(w, "project", x), 2 * n if filter or phase_gate else n, n, 2 * n)
     h, y = np.zeros((len(x), n), complex), []
     for t in range(x.shape[1]):
         u = entry[:, t] if entry.shape[-1] == n else to_complex(entry[:, t])
@@ -96,18 +94,18 @@ def spectral(
         if phase_gate:
             phi = (t * omega + math.pi) % (2 * math.pi) - math.pi
             u = u * tanh(abs(u) * w["gate_alpha"] + phi * w["gate_beta"])
-        gamma_t = gamma * 8 * sigmoid(r[:, t] + w["decay_bias"]) if projections and decay == "input" else gamma
+        gamma_t = gamma * 8 * sigmoid(r[:, t] + w["decay_bias"]) if projections else gamma
         lambda_t = exp(-gamma_t + 1j * turn)
         h = lambda_t * h + (np.sqrt(1 - abs(lambda_t) ** 2) * u if projections else u)
-        y.append(pairs(h) * (silu(g[:, t]) if projections and output_gate else 1))
+        y.append(pairs(h) * (silu(g[:, t]) if projections else 1))
     return linear(w, "out", np.stack(y, 1)) if projections else np.stack(y, 1)
 
 
 def liquid(
     w: Weights, v: np.ndarray, dt: np.ndarray, *, dynamics="diagonal", layer="gated", state_dependence=True,
-    coupled=False, state_size: int, time=1.0,
+    coupled=False, state_size: int,
 ) -> np.ndarray:  # fmt: skip
-    """docs/liquid.md, "The forward pass, complete"; `time` is the option dt of dense dynamics."""
+    """docs/liquid.md, "The forward pass, complete"."""
     n = state_size
     tau0 = 0.01 * 1000 ** sigmoid(w["dynamics.raw_tau"])
     a = 0.001 + 0.998 * sigmoid(w["dynamics.raw_adaptation"])
@@ -140,7 +138,7 @@ def liquid(
             matrix = np.zeros((len(v), n + 1, n + 1))
             matrix[:, :n, :n] = w["dynamics.a"] - np.eye(n) / tau[:, None, :]
             matrix[:, :n, n] = u[:, t] @ w["dynamics.b"].T
-            kept = torch.linalg.matrix_exp(torch.tensor(time * dt[:, t, None, None] * matrix)).numpy()
+            kept = torch.linalg.matrix_exp(torch.tensor(dt[:, t, None, None] * matrix)).numpy()
             x = (kept @ np.concatenate([x, np.ones((len(v), 1))], -1)[..., None])[:, :n, 0]
             states.append(x)
     x = np.stack(states, 1)
@@ -153,12 +151,11 @@ def liquid(
 
 
 def tau(
-    w: Weights, x: np.ndarray, *, heads: int, value_heads=None, head_size: int, key_size: int, keys="own", rope_on=True,
+    w: Weights, x: np.ndarray, *, heads: int, head_size: int, key_size: int, keys="own", rope_on=True,
     value_rotation=None, laplacian_weights="fixed", importance=False, forget_gate=False, output_gate=False,
 ) -> np.ndarray:  # fmt: skip
     """docs/tauformer.md, "The forward pass, complete"."""
     rows, length, _ = x.shape
-    groups = value_heads or heads
     if laplacian_weights == "diagonal":
         laplacian = np.diag(exp(w["log_edges"]))
     else:
@@ -175,7 +172,7 @@ def tau(
     lambda_k = lambdas[:, :, heads:]
     if keys == "previous":
         lambda_k = np.concatenate([np.zeros((rows, 1, heads)), lambda_q[:, :-1]], 1)
-    v = linear(w, "v", x).reshape(rows, length, groups, head_size).repeat(heads // groups, 2)
+    v = linear(w, "v", x).reshape(rows, length, heads, head_size)
     temperature = exp(w["log_temperature"])
     g = linear(w, "importance", x) if importance else np.zeros((rows, length, heads))
     c = np.cumsum(np.log(sigmoid(linear(w, "forget", x))), 1) if forget_gate else np.zeros((rows, length, heads))
@@ -193,16 +190,15 @@ def tau(
 
 
 def delta(
-    w: Weights, x: np.ndarray, dt: np.ndarray, *, heads: int, key_size: int, value_size: int, keys="own", decay="head",
-    transition="decay", writes=1, output_gate=True,
+    w: Weights, x: np.ndarray, dt: np.ndarray, *, heads: int, key_size: int, keys="own",
+    transition="decay", writes=1,
 ) -> np.ndarray:  # fmt: skip
     """docs/delta.md, "The forward pass, complete"."""
     rows, length, _ = x.shape
     own = 0 if keys == "previous" else writes * heads * key_size
-    rates = {"head": 1, "channel": key_size // 2 if transition == "rotate" else key_size}[decay]
     q, k, v, z, r, turn, g = parts(
-        linear(w, "project", x), heads * key_size, own, writes * heads * value_size, writes * heads, heads * rates,
-        heads if transition == "rotate" else 0, heads * value_size if output_gate else 0,
+        linear(w, "project", x), heads * key_size, own, writes * heads * key_size, writes * heads, heads,
+        heads if transition == "rotate" else 0, heads * key_size,
     )  # fmt: skip
 
     def unit(y: np.ndarray) -> np.ndarray:
@@ -220,23 +216,20 @@ def delta(
         k = unit(silu(k).reshape(rows, length, writes, heads, key_size))
     else:
         k = np.concatenate([np.zeros((rows, 1, heads, key_size)), q[:, :-1]], 1)[:, :, None]
-    v = silu(v).reshape(rows, length, writes, heads, value_size)
+    v = silu(v).reshape(rows, length, writes, heads, key_size)
     z = z.reshape(rows, length, writes, heads) + w["write_bias"]
-    rate = exp(w["log_rate"]) * 8 * sigmoid(r.reshape(rows, length, heads, rates) + w["decay_bias"])  # 1 / tau
-    if transition == "rotate" and decay == "channel":
-        rate = rate.repeat(2, -1)
-    state, y = np.zeros((rows, heads, key_size, value_size)), []
+    rate = exp(w["log_rate"]) * 8 * sigmoid(r.reshape(rows, length, heads, 1) + w["decay_bias"])  # 1 / tau
+    state, y = np.zeros((rows, heads, key_size, key_size)), []
     for t in range(length):
         time = dt[:, t, None, None]
         kept = exp(-rate[:, t] * time)[..., None]
-        before, after = (np.sqrt(kept), np.sqrt(kept)) if decay == "channel" else (kept, 1)
         theta = 2 * sigmoid(turn[:, t, :, None]) * w["omega"] * time if transition == "rotate" else None
-        state = before * rotate_rows(state, theta)
+        state = kept * rotate_rows(state, theta)
         for m in range(writes):
             beta = np.log1p(exp(z[:, t, m])) * time[..., 0]
             e = 1 - exp(-beta)
             b = e
-            if decay == "head" and writes == 1:
+            if writes == 1:
                 both = beta + rate[:, t, :, 0] * time[..., 0]
                 b = beta * (1 - exp(-both)) / both
             if transition == "reflect":
@@ -245,9 +238,9 @@ def delta(
             found = np.einsum("bhkv,bhk->bhv", state, key)
             change = b[..., None] * v[:, t, m] - e[..., None] * found
             state = state + key[..., :, None] * change[..., None, :]
-        state = rotate_rows(after * state, theta)
+        state = rotate_rows(state, theta)
         o = rms_norm(w["norm"], np.einsum("bhkv,bhk->bhv", state, q[:, t]))
-        y.append(o.reshape(rows, -1) * (silu(g[:, t]) if output_gate else 1))
+        y.append(o.reshape(rows, -1) * silu(g[:, t]))
     return linear(w, "out", np.stack(y, 1))
 
 
@@ -362,7 +355,6 @@ def compare(kind: str, page: Callable[..., np.ndarray], options: dict[str, Any],
 SPECTRAL: dict[str, dict[str, Any]] = {
     "continuous-transformer-nano": {},
     "continuous-transformer": {"projections": False, "filter": True, "phase_gate": True},
-    "constant decay": {"decay": "constant", "output_gate": False, "channels": 5},
     "everything": {"filter": True, "phase_gate": True, "channels": 6},
 }
 
@@ -378,10 +370,7 @@ LIQUID: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "liquid-ssm": ({"layer": "published"}, {"layer": "published"}),
     "liquid-ssm-dense": ({"dynamics": "dense", "layer": "published"}, {"dynamics": "dense", "layer": "published"}),
     "input alone": ({"state_dependence": False}, {"state_dependence": False}),
-    "dense": (
-        {"dynamics": "dense", "state_dependence": False, "dt": 0.3},
-        {"dynamics": "dense", "state_dependence": False, "time": 0.3},
-    ),
+    "dense": ({"dynamics": "dense", "state_dependence": False}, {"dynamics": "dense", "state_dependence": False}),
 }
 
 
@@ -398,7 +387,7 @@ TAU_NANO = {
 TAU: dict[str, dict[str, Any]] = {
     "tauformer-nano": {**TAU_NANO},
     "tauformer": {},
-    "learned edges": {"laplacian_weights": "learned", "value_heads": 2},
+    "learned edges": {"laplacian_weights": "learned"},
     "keys of the token before": {**TAU_NANO, "keys": "previous"},
 }
 
@@ -413,9 +402,8 @@ def test_tau(options):
 DELTA: dict[str, dict[str, Any]] = {
     "delta-nano": {"keys": "previous"},
     "own keys": {},
-    "a decay a channel": {"decay": "channel", "output_gate": False},
     "rotate": {"transition": "rotate"},
-    "rotate, a decay a channel, writes": {"transition": "rotate", "decay": "channel", "writes": 2},
+    "rotate, writes": {"transition": "rotate", "writes": 2},
     "reflect, writes": {"transition": "reflect", "writes": 3},
     "writes": {"writes": 2},
 }
@@ -429,7 +417,7 @@ DELTA_CASES = [
 
 @pytest.mark.parametrize(("options", "times"), DELTA_CASES)
 def test_delta(options, times):
-    given = {"heads": 3, "key_size": 4, "value_size": 5, **options}
+    given = {"heads": 3, "key_size": 4, **options}
     compare("delta", delta, given, given, times)
 
 

@@ -51,7 +51,7 @@ NOT_RUN = {
 }
 #: options of a new training that make its model and its data small; of some presets some others
 SMALL = {"model.hidden_size": "16", "data.seq_len": "64", "data.batch_size": "2"}
-STORIES = {"data.valid_stories": "4", "data.cut": "true"}
+STORIES = {"data.valid_rows": "4", "data.cut": "true"}
 LAYERS = {"model.depth.layers": "2"}
 BUDGET = re.compile(r"--training\.(tokens|seconds|steps|flops)")
 
@@ -111,7 +111,7 @@ def runs(tmp_path_factory) -> Path:
 def small_stages(config: dict) -> dict:
     """The same stages with a model of toy size, each for a few steps."""
     config["model"] = config.get("model", {}) | {"hidden_size": 16}
-    config["data"] |= {"seq_len": 64, "batch_size": 2, "valid_stories": 4}
+    config["data"] |= {"seq_len": 64, "batch_size": 2, "valid_rows": 4}
     for stage in config["stages"]:
         options = stage["training"]
         stage["training"] = {name: value for name, value in options.items() if name not in ("tokens", "flops")}

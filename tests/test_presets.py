@@ -25,7 +25,7 @@ SLOW = (
 @pytest.mark.parametrize("name", slow_where(SLOW, (name for name in preset_names() if not name.endswith("-124m"))))
 def test_every_preset_trains_evaluates_and_generates(name, tmp_path, capsys):
     run = str(tmp_path / "run")
-    given = [] if name == "minimal-transformer" else ["--data.valid_stories", "2"]
+    given = [] if name == "minimal-transformer" else ["--data.valid_rows", "2"]
     if preset_text(name) is not None:
         given += ["--data.kind", "stories"]
     rows, parts = FEWER_ROWS.get(name, (4, 1))
@@ -35,10 +35,8 @@ def test_every_preset_trains_evaluates_and_generates(name, tmp_path, capsys):
     published = yaml.safe_load(capsys.readouterr().out)["model"].get("vocab_size", 256)
     trained = yaml.safe_load((tmp_path / "run" / "config.yaml").read_text())["model"]["vocab_size"]
     assert trained == published, "bytes need not fill the published vocabulary"
-    assert (
-        main(["evaluate", run, *(["--data.valid_stories", "1"] if name != "minimal-transformer" else []), "--json"])
-        == 0
-    )
+    few = [] if name == "minimal-transformer" else ["--data.valid_rows", "1"]
+    assert main(["evaluate", run, *few, "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert 0 < found["bits_per_byte"] < 20
     # Untrained, most of the published vocabulary stands for no byte: none of it may be written.
@@ -49,7 +47,7 @@ def test_every_preset_trains_evaluates_and_generates(name, tmp_path, capsys):
 @pytest.mark.slow
 def test_a_comparison_of_two_published_models_takes_rows_that_both_can_read(tmp_path, capsys):
     small = ["--model.hidden_size", "8", "--model.mixer.heads", "2", "--data.batch_size", "2"]
-    given = ["--budget", "steps=2", "--allow_unequal", "--contexts", "8", "--data.valid_stories", "1"]
+    given = ["--budget", "steps=2", "--allow_unequal", "--contexts", "8", "--data.valid_rows", "1"]
     out = str(tmp_path / "out")
     assert main(["compare", "transformer-nano", "hybrid-ode", *small, *given, "--out", out]) == 0
     printed = capsys.readouterr().err
@@ -58,7 +56,7 @@ def test_a_comparison_of_two_published_models_takes_rows_that_both_can_read(tmp_
 
 
 def cut(**options) -> StoriesOptions:
-    return StoriesOptions(valid_stories=3, cut=True, seq_len=64, batch_size=4, **options)
+    return StoriesOptions(valid_rows=3, cut=True, seq_len=64, batch_size=4, **options)
 
 
 def test_cut_stories_are_one_stream_a_row_and_nothing_is_left_out():
@@ -80,7 +78,7 @@ def test_cut_stories_are_one_stream_a_row_and_nothing_is_left_out():
 @pytest.mark.parametrize("labelled", [False, True])
 def test_held_out_stories_are_scored_whole_window_by_window(labelled):
     corpus = build_corpus(cut(labelled=labelled))
-    whole = build_corpus(StoriesOptions(valid_stories=3))
+    whole = build_corpus(StoriesOptions(valid_rows=3))
     text = "".join(
         bytes(row[row != IGNORED].tolist()).decode() for batch in corpus.batches("valid") for row in batch.targets
     )

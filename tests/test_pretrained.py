@@ -170,8 +170,7 @@ def test_the_command_lists_them_and_prints_a_card(capsys):
 def test_a_training_starts_from_one(tmp_path):
     out = tmp_path / "run"
     assert (
-        main(["train", "--from", "stories", "--training.steps", "1", "--data.valid_stories", "4", "--out", str(out)])
-        == 0
+        main(["train", "--from", "stories", "--training.steps", "1", "--data.valid_rows", "4", "--out", str(out)]) == 0
     )
     assert math.isfinite(float(glissando.load(out).embedding.weight.detach().sum()))
     assert not any(path.name.endswith((".lock", ".tmp")) for path in (pretrained.ROOT / "stories").iterdir())

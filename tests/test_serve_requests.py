@@ -183,7 +183,7 @@ def test_newer_fields_are_taken_where_they_ask_for_nothing(url, request, nothing
 
 def test_a_chat_beyond_learned_positions_is_reported_of_its_messages():
     small = {"hidden_size": 32, "mixer": {"kind": "attention", "heads": 2, "head_size": 16}}
-    model = LanguageModel.from_preset("transformer-nano", **small, positions="learned", max_length=12)
+    model = LanguageModel.from_preset("transformer-nano", **small, max_length=12)
     with serving(model, LIMITS) as (_, url):
         answer = chat(url, {"role": "user", "content": "x" * 20}).json()["error"]
         asked = {"model": NAME, "prompt": "x" * 20}

@@ -40,7 +40,7 @@ FLOW = {"kind": "flow", "layers": 2, "n_steps": 2}
 DIALS = {"model.depth.control": ["mood", "speech"]}
 LABELLED = {"data.labelled": True}
 SMALL = {
-    "data": {"kind": "stories", "seq_len": 64, "batch_size": 2, "valid_stories": 2, "cut": True},
+    "data": {"kind": "stories", "seq_len": 64, "batch_size": 2, "valid_rows": 2, "cut": True},
     "model.depth": FLOW,
     "training.steps": 4,
 }

@@ -38,7 +38,7 @@ def small_model() -> LanguageModel:
 
 
 def small_trial(model: LanguageModel, **options: int) -> Trial:
-    corpus = StoriesCorpus(ByteTokenizer(10), seq_len=64, batch_size=2, valid_stories=3, labelled=True)
+    corpus = StoriesCorpus(ByteTokenizer(10), seq_len=64, batch_size=2, valid_rows=3, labelled=True)
     model.tokenizer = corpus.tokenizer
     return trial(corpus, **{"prompts": 3, "max_tokens": 8, **options})
 
@@ -165,7 +165,7 @@ def test_a_trial_that_makes_no_sense(options: dict[str, int], message: str):
 
 def trained(folder, **stories: object):
     data = {"data": {"kind": "stories", "seq_len": 64, "batch_size": 2}}
-    labelled = {"data": {"labelled": True, "valid_stories": 2, **stories}}
+    labelled = {"data": {"labelled": True, "valid_rows": 2, **stories}}
     return train(configuration(folder, data, labelled, {"model.depth": FLOW, "training": {"steps": 2}}), folder / "run")
 
 
@@ -217,7 +217,7 @@ def test_pairs_and_baselines_are_measured_by_the_program_of_research(tmp_path, c
     from research.steering.__main__ import main as measure
 
     monkeypatch.setattr("research.steering.baselines.TEXTS", 3)
-    trained(tmp_path, valid_stories=6)
+    trained(tmp_path, valid_rows=6)
     command = [str(tmp_path / "run"), *COMMAND]
     for wrong, message in (
         (["--pair_values", "[1]"], "below 0 and one above"),

@@ -71,7 +71,7 @@ def table_of(**config: Any) -> LanguageModel:
 
 
 def stories() -> StoriesCorpus:
-    return StoriesCorpus(ByteTokenizer(10), seq_len=64, batch_size=3, valid_stories=12, labelled=True)
+    return StoriesCorpus(ByteTokenizer(10), seq_len=64, batch_size=3, valid_rows=12, labelled=True)
 
 
 # ---------------------------------------------------------------------- activation addition
@@ -221,8 +221,8 @@ def test_passages_are_whole_sentences():
 def test_learned_positions_limit_a_prefix():
     task = trial(Letters(), prompts=2)
     assert prefix_fits(model_of(), task)
-    assert not prefix_fits(model_of(positions="learned", max_length=10), task)
-    roomy = model_of(positions="learned", max_length=20)
+    assert not prefix_fits(model_of(max_length=10), task)
+    roomy = model_of(max_length=20)
     ahead = Prefix(roomy, "story", {1: [[1] * 50], -1: [[2] * 50]}).chosen(task, 1.0, 1)
     assert len(ahead[0]) + max(len(row.ids) for row in task.held_out) == 20
 
@@ -303,7 +303,7 @@ def test_the_comparison_is_the_same_again():
 
 
 def test_without_room_for_a_prefix_the_addition_is_still_measured():
-    base = model_of(positions="learned", max_length=10)
+    base = model_of(max_length=10)
     prefixes, additions = comparison((1.0,), base, base).baselines
     assert prefixes.best is None
     assert "none for a prefix" in prefixes.note

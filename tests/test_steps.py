@@ -23,7 +23,7 @@ from research.steering.activation_addition import changed, places
 
 FLOW = {"kind": "flow", "layers": 2, "n_steps": 3, "control": ["mood", "speech"], "alpha": 1.0}
 TEXT = {"model.depth": FLOW, "training": {"steps": 3, "log_every": 1}}
-STORIES = {"data": {"kind": "stories", "labelled": True, "valid_stories": 6}}
+STORIES = {"data": {"kind": "stories", "labelled": True, "valid_rows": 6}}
 
 
 def flowing(**depth: object) -> LanguageModel:

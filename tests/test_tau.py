@@ -76,7 +76,7 @@ def test_learned_graphs_stay_graphs(weights: str):
         assert_close(energy(x, found), energy(x, found.diag()), "a diagonal as a vector and as a matrix", 1e-14)
 
 
-@pytest.mark.parametrize("options", [{}, GATED, {"importance": True, "value_heads": 2, "head_size": 8}])
+@pytest.mark.parametrize("options", [{}, GATED])
 def test_bytes_of_the_exact_cache(options):
     """(K + 1) / (2 K) of a standard cache, and one number more for each key and head with a gate or importance."""
     length, size = 40, 32
@@ -85,10 +85,7 @@ def test_bytes_of_the_exact_cache(options):
     attention = Attention(size, heads=4)
     _, standard = attention(torch.randn(1, length, size), attention.init_state(1))
     kept = state_bytes(standard[:2])
-    if options.get("value_heads"):
-        assert state_bytes((state.k, state.v)) == 4 * length * (2 * 8 + 4)
-    else:
-        assert state_bytes((state.k, state.v)) * 2 * m.head_size == kept * (m.head_size + 1)
+    assert state_bytes((state.k, state.v)) * 2 * m.head_size == kept * (m.head_size + 1)
     extra = 0 if state.e is None else state_bytes(state.e)
     assert extra == (8 * length * 4 if options else 0)
     assert state_bytes(state) - state_bytes((state.k, state.v)) - extra <= 16 + 8 * 4
@@ -126,13 +123,10 @@ def test_a_graph_from_a_file_comes_with_the_run(tmp_path, monkeypatch):
     ("options", "message"),
     [
         ({"heads": 0}, "heads: .*greater than 0, got 0"),
-        ({"heads": 4, "value_heads": 3}, "cannot share 3 value_heads"),
-        ({"heads": 3}, "not a multiple of 3 heads of values"),
+        ({"heads": 3}, "not a multiple of 3 heads"),
         ({"temperature": 0.0}, "temperature.*greater than 0, got 0.0"),
         ({"tau": float("nan")}, "tau: .*(greater than 0|finite)"),
         ({"key_size": 5}, "RoPE needs an even key size"),
-        ({"rope_base": -5.0}, "tau.rope_base must be above 1, got -5"),
-        ({"rope": False, "rope_base": 5.0}, "tau.rope_base 5.0 needs tau.rope: true"),
         ({"rope": False, "rope_repeat": 2}, "tau.rope_repeat 2 needs tau.rope: true"),
         ({"horizons": (8.0,)}, "horizons: entry 2 is missing"),
         ({"value_rotation": float("inf")}, "value_rotation: .*finite"),

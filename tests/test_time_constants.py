@@ -192,7 +192,7 @@ def recorded(model: LanguageModel, *pieces: list[int], dt: torch.Tensor | None =
             "depth": {"layers": 2, "mean_gate": True},
             "mixer": {"kind": "liquid", "layer": "published", "adaptation": 0.5},
         },
-        {"mixer": {"kind": "liquid", "dynamics": "dense", "state_size": 4, "dt": 0.5}},
+        {"mixer": {"kind": "liquid", "dynamics": "dense", "state_size": 4}},
         {"mixer": ["attention", "liquid", "liquid"], "depth": {"layers": 6}},
     ],
     ids=["published", "dense", "alternating"],

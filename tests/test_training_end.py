@@ -21,6 +21,7 @@ from glissando.runs import Run
 from glissando.stages import train_stages
 from glissando.training.fit import extend, resume, train
 from glissando.training.progress import Progress
+from research import fixed_pairs  # noqa: F401  registers `fixed-pairs`
 
 #: a rate at which the held-out loss soon rises again
 RISING = {"training": {"steps": 12, "validate_every": 2, "save_every": 4, "keep_checkpoints": 9, "log_every": 3}}
@@ -203,7 +204,7 @@ def test_a_stage_without_an_end_is_refused(tmp_path):
         train_stages(configuration(tmp_path, stages), tmp_path / "run")
 
 
-PAIRS = {"data": {"kind": "shift", "batch_size": 8, "train_pairs": 20, "valid_pairs": 8}}
+PAIRS = {"data": {"kind": "fixed-pairs", "batch_size": 8, "train_pairs": 20, "valid_rows": 8}}
 
 
 @pytest.mark.parametrize(
@@ -243,7 +244,7 @@ def test_a_sample_prompt_of_ones_own(tmp_path):
     options = {"training": {"steps": 2, "sample_every": 2, "sample_prompt": "Dear: me #1"}}
     run = train(configuration(tmp_path, options), tmp_path / "run").path
     assert (run / "samples.txt").read_text().startswith("--- step 2\nDear: me #1|")
-    learned = {"model": {"positions": "learned", "max_length": 16}, "training.sample_prompt": "x" * 16}
+    learned = {"model": {"max_length": 16}, "training.sample_prompt": "x" * 16}
     with pytest.raises(ConfigError, match=r"training\.sample_prompt has 16 tokens, and model\.max_length 16"):
         train(configuration(tmp_path, learned), tmp_path / "long")
 

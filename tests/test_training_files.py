@@ -74,7 +74,7 @@ def test_a_run_on_a_pattern_knows_every_file(kind, tmp_path):
         lines = [json.dumps({"text": line}) for line in lines] if kind == "jsonl" else lines
         (folder / f"{name}.{suffix}").write_text("\n".join(lines))
     data = {"kind": kind, "path": str(folder / f"*.{suffix}"), "seq_len": 16, "batch_size": 4}
-    data |= {"max_valid_bytes": 100} if kind == "text" else {"valid_batches": 1}
+    data |= {"max_valid_bytes": 100} if kind == "text" else {"valid_fraction": 0.05}
     config = from_dict(RunConfig, {**configuration(tmp_path).as_dict(), "data": data}, "test")
     config.training.steps = 2
     run = train(config, tmp_path / "run").path

@@ -37,6 +37,7 @@ from glissando.errors import ConfigError, DataError, DivergenceError, RunError, 
 from glissando.metrics import read_metrics
 from glissando.training.fit import resume, train
 from glissando.training.progress import Progress
+from glissando.training.schedules import Plateau
 from glissando.training.task import Objective
 
 
@@ -58,13 +59,19 @@ class Crash(Exception):
     """Stands for a power cut."""
 
 
+@pytest.fixture(autouse=True)
+def impatient(monkeypatch):
+    """A plateau is found within a few steps."""
+    monkeypatch.setattr(Plateau, "patience", 1)
+
+
 @pytest.fixture
 def crash_in(monkeypatch):
     """Makes training stop dead in the given step, before it is taken."""
     return lambda step: training_runs.crash_in(monkeypatch, step, Crash())
 
 
-PLATEAU = {"kind": "plateau", "patience": 1, "warmup_steps": 0, "factor": 0.7}
+PLATEAU = {"kind": "plateau", "warmup_steps": 0}
 CASES = {
     # the checkpoint of step 4 lies between the rows of steps 3 and 6, and between validations
     "between rows": {"save_every": 4, "log_every": 3, "validate_every": 5},

@@ -84,7 +84,7 @@ def test_it_is_all_that_is_needed(site, tmp_path):
 
     assert "stories" in glissando("models")
     assert len(glissando("generate", "stories", "--prompt", "Once upon a time", "--max_tokens", "20")) > 40
-    glissando("train", "--from", "stories", "--training.steps", "2", "--data.valid_stories", "4", "--out", "run")
+    glissando("train", "--from", "stories", "--training.steps", "2", "--data.valid_rows", "4", "--out", "run")
     assert "bits_per_byte" in glissando("evaluate", "run", "--json")
     glissando("export", "run", "--to", "safetensors-int8", "--out", "small")
     assert (tmp_path / "small" / "README.md").is_file()
@@ -127,7 +127,7 @@ def test_it_runs_in_a_fresh_environment(versions, wheel, tmp_path):
     environment |= {"HOME": str(tmp_path)}
     before = {path for path in (tmp_path / "environment").rglob("glissando/**/*") if "__pycache__" not in path.parts}
 
-    tiny = ["--model.hidden_size", 32, "--data.valid_stories", 4]
+    tiny = ["--model.hidden_size", 32, "--data.valid_rows", 4]
     assert "stories" in run("glissando", "models")
     assert len(run("glissando", "generate", "stories", "--max_tokens", 20)) > 40
     run("glissando", "train", "--preset", "liquid-ssm-nano", *tiny, "--training.steps", 2, "--out", "run")

@@ -70,7 +70,7 @@ def test_a_model_of_longer_tokens_pays_in_all_what_evaluation_says():
     model = LanguageModel.from_preset("transformer-nano", hidden_size=16, depth={"layers": 1}, vocab_size=300).eval()
     model.tokenizer = train_bpe(iter([text]), 300)
     kinds, _, (spent,) = where_bits_go.measure([model], where_bits_go.stories(3))
-    corpus = StoriesCorpus(model.tokenizer, seq_len=64, batch_size=1, valid_stories=3)
+    corpus = StoriesCorpus(model.tokenizer, seq_len=64, batch_size=1, valid_rows=3)
     assert spent.total() / kinds.total() == pytest.approx(score(model, corpus.batches("valid")).bits_per_byte, rel=1e-5)
 
 

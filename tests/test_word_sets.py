@@ -56,7 +56,7 @@ def expected(model: Markov, prompt: str, words: tuple[str, ...], u: float) -> fl
 
 
 def dials_of(model: LanguageModel, prompts: list[str] = PROMPTS) -> Dials:
-    corpus = StoriesCorpus(ByteTokenizer(10), seq_len=64, batch_size=2, valid_stories=2, labelled=True)
+    corpus = StoriesCorpus(ByteTokenizer(10), seq_len=64, batch_size=2, valid_rows=2, labelled=True)
     return Dials(model, trial(corpus, prompts=prompts, max_tokens=4))
 
 
@@ -156,7 +156,7 @@ def test_word_sets_are_read_from_two_files(tmp_path: Path):
 def labelled_run(folder: Path) -> Path:
     lines = [{"text": f"It was {('bad', 'good')[i % 2]}, number {i}.", "control": [i % 2, 0]} for i in range(80)]
     (folder / "own.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    jsonl = {"path": str(folder / "own.jsonl"), "control_names": ["mood", "speech"], "valid_batches": 1}
+    jsonl = {"path": str(folder / "own.jsonl"), "control_names": ["mood", "speech"]}
     data = {"data": {"kind": "jsonl", "seq_len": 48, "batch_size": 2, **jsonl}}
     train(configuration(folder, data, {"model.depth": FLOW, "training": {"steps": 2}}), folder / "run")
     return folder / "run"

@@ -51,7 +51,7 @@ _BASE = {
         "log_every": 3,
     },
 }
-SHIFT = {"data": {"kind": "shift", "seq_len": 32, "batch_size": 8, "valid_pairs": 8}}
+SHIFT = {"data": {"kind": "shift", "seq_len": 32, "batch_size": 8, "valid_rows": 8}}
 SERIES_TRAINING = {"precision": "32-true", "optimizer": {"weight_decay": 0.0}, "schedule": {"final_ratio": 0.05}}
 PLAIN = {"model.block": {"mixer_dropout": 0.0, "mlp_dropout": 0.0}}
 

@@ -140,7 +140,7 @@ _TASK_ROWS = 256
 
 def _require_same_lines(requested: dict[str, Any], trained: dict[str, Any]) -> None:
     """Raise ConfigError where other lines of the trained file would be held out than training held out."""
-    same = ("batch_size", "seq_len", "route_every", "valid_path")
+    same = ("batch_size", "seq_len", "valid_fraction", "valid_path")
     differing = [name for name in same if requested[name] != trained[name]]
     here, there = (Path(values["path"]).expanduser().resolve() for values in (requested, trained))
     if differing and requested["valid_path"] is None and here == there:

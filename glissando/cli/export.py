@@ -97,7 +97,7 @@ def held_out_tokens(path: str, model: LanguageModel) -> list[int]:
     section = run.read_config().get("data", {})
     data = from_dict(CORPORA.section(), section, "data")
     if (text := missing_text(path, section)) is not None:
-        data = StoriesOptions(valid_stories=32)
+        data = StoriesOptions(valid_rows=32)
         print(
             f"the check reads built-in stories: {text}, which {path} was trained on, is not part of the package "
             "(another text: --file TEXT)",

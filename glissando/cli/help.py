@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import inspect
 import re
 import shutil
 import textwrap
@@ -28,10 +29,9 @@ def help_text(parser: Any, section: str | None, chosen: Any) -> str:
     types = parser.sections.items()
     options = [each for name, hint in types for each in options_of(hint, name, getattr(chosen, name, None))]
     if section not in (None, "all") and options:
-        inside = [o for o in options if f"{o.section}.".startswith(f"{section}.") or f"{o.section}.{o.kind}" == section]
+        inside = [o for o in options if f"{o.section}.".startswith(f"{section}.") or section in o.places]
         if not inside:
-            known = {name for o in options for name in (o.section, f"{o.section}.{o.kind}".rstrip("."))}
-            raise unknown_name("section", section, ["all", *known])
+            raise unknown_name("section", section, ["all", *{place for o in options for place in o.places}])
         return "\n".join(_grouped(inside)).lstrip()
     forms: dict[Any, str] = {"?": "[{}]", "*": "[{} ...]", "+": "{0} [{0} ...]", None: "{}"}
     positional = [action for action in parser._actions if not action.option_strings]
@@ -54,7 +54,7 @@ def help_text(parser: Any, section: str | None, chosen: Any) -> str:
     if is_short:
         preset = "; with --preset NAME, the defaults are the preset's" if parser.preset is not None else ""
         sections = ", ".join(parser.section_names)
-        part = next((f"{option.section}.{option.kind}" for option in options if option.kind), "")
+        part = next((option.places[1] for option in options if option.kinds), "")
         parts.append(
             f"--help all      every option{preset}\n"
             f"--help SECTION  one section: {sections};\n{'':16}or a part of one: {part}"
@@ -100,47 +100,57 @@ def listed(cls: Any) -> list[dataclasses.Field]:
 
 
 class Option(NamedTuple):
-    """One option of a configuration: its section, the kind that has it ("": every kind), what --help says of it, and
-    whether a preset is chosen that has it."""
+    """One option of a configuration: its section, the kinds that have it (none: the section has no kinds, or all have
+    it), what --help says of it, and whether a preset is chosen that has it."""
 
     section: str
-    kind: str
+    kinds: tuple[str, ...]
     title: str
     name: str
     text: str
     is_chosen: bool = False
 
+    @property
+    def places(self) -> list[str]:
+        """What --help SECTION may be for it."""
+        return [self.section, *(f"{self.section}.{kind}" for kind in self.kinds)]
+
 
 def options_of(hint: Any, section: str, value: Any = None) -> Iterator[Option]:
-    """The options below a section of the type `hint`; `value` is the chosen preset's section, else None."""
+    """The options below a section of the type `hint`, those that several kinds inherit once; `value` is the chosen
+    preset's section, else None."""
     registry = registry_of(hint)
     classes = {"": section_class(hint, {})} if registry is None else registry.options
     parts = [part for part in (value if isinstance(value, list) else [value]) if part is not None]
-    shared: set[str] = set()
     if registry is not None:
-        kinds = dict.fromkeys(map(registry.kind_of, parts)) or (registry.default,)
+        chosen = dict.fromkeys(map(registry.kind_of, parts)) or (registry.default,)
         name = section if "." in section else f"{section}.kind"
-        yield Option(section, "", section, f"--{name}", f"{', '.join(registry)} (default: {', '.join(kinds)})")
-        shared |= registry.shared
+        yield Option(section, (), section, f"--{name}", f"{', '.join(registry)} (default: {', '.join(chosen)})")
     inner: dict[str, tuple[Any, Any]] = {}
+    fields: dict[tuple[Any, str], dataclasses.Field] = {}
+    kinds: dict[tuple[Any, str], list[str]] = {}
     for kind, cls in classes.items():
-        texts, title = documented(cls), f"{section}{kind and f', kind {kind}'}: {_first_line(cls)}"
         for field in listed(cls):
-            name, is_shared = f"{section}.{field.name}", field.name in shared
-            part = next((part for part in parts if type(part) is cls or is_shared), None)
-            if is_section(hints_of(cls)[field.name]):
-                inner.setdefault(name, (hints_of(cls)[field.name], getattr(part, field.name, None)))
-            elif not is_shared or cls is next(iter(classes.values())):
-                text = f"{texts.get(field.name, '')}{_default(field, part)}"
-                yield Option(
-                    section,
-                    *(("", section) if is_shared else (kind, title)),
-                    f"--{name}",
-                    text.strip(),
-                    part is not None,
-                )
+            key = cls if registry is None else _declares(cls, field.name), field.name
+            fields.setdefault(key, field)
+            kinds.setdefault(key, []).append(kind)
+    for (cls, _), field in fields.items():
+        name, those = f"{section}.{field.name}", kinds[cls, field.name]
+        part = next((part for part in parts if isinstance(part, cls)), None)
+        if is_section(hints_of(cls)[field.name]):
+            inner.setdefault(name, (hints_of(cls)[field.name], getattr(part, field.name, None)))
+            continue
+        some = () if len(those) == len(classes) else tuple(those)
+        which = f", kind{'s' * (len(some) > 1)} {', '.join(some)}" if some else ""
+        text = f"{documented(cls).get(field.name, '')}{_default(field, part)}".strip()
+        yield Option(section, some, f"{section}{which}: {_first_line(cls)}", f"--{name}", text, part is not None)
     for name, (type_, part) in inner.items():
         yield from options_of(type_, name, part)
+
+
+def _declares(cls: type, name: str) -> type:
+    """The class that declares a field of `cls`, itself or a base."""
+    return next((base for base in cls.__mro__ if name in inspect.get_annotations(base)), cls)
 
 
 def _grouped(options: Iterable[Option]) -> Iterator[str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import field, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 from pydantic import BeforeValidator, Field, PositiveInt
 
@@ -101,20 +101,42 @@ register_corpus = CORPORA.register
 
 
 @options
-class StoriesOptions(DataOptions):
-    """The built-in children's stories, whose entropy is known exactly.
+class GeneratedOptions(DataOptions):
+    """Options of generated corpora.
 
-    labelled       one story a row, with its mood and other labels
-    cut            cut stories so that rows have at most seq_len tokens, in held-out rows too, for models of limited
-                   length; such rows cannot reach the entropy floor, which is that of whole stories
-    valid_stories  number of held-out stories
+    valid_rows  number of held-out rows, pairs or stories
     """
 
     byte_eos: ClassVar[int] = _NEWLINE
 
-    valid_stories: PositiveInt = 256
+    valid_rows: PositiveInt = 256
+
+
+@options
+class StoriesOptions(GeneratedOptions):
+    """The built-in children's stories, whose entropy is known exactly.
+
+    labelled  one story a row, with its mood and other labels
+    cut       cut stories so that rows have at most seq_len tokens, in held-out rows too, for models of limited length;
+              such rows cannot reach the entropy floor, which is that of whole stories
+    """
+
     labelled: bool = False
     cut: bool = False
+
+
+@options
+class FilesOptions(DataOptions):
+    """Options of files of your own.
+
+    path            a file, or of text and jsonl a pattern in quotes: 'corpus/*.txt'
+    valid_path      a file or pattern to validate on; without it, a part of `path` is held out
+    valid_fraction  fraction that is held out, at the end, or of jsonl as one batch of so many
+    """
+
+    path: File | None = None
+    valid_path: File | None = None
+    valid_fraction: Annotated[float, Field(gt=0, lt=1)] = 0.1
 
 
 @options
@@ -122,134 +144,78 @@ class WindowOptions(DataOptions):
     """Options of windows into a long text.
 
     stride           tokens between training windows; None: random windows
-    eval_stride      tokens between validation windows; None: seq_len
     ascii_only       drop all bytes that are not ASCII
     max_valid_bytes  largest number of bytes of the held-out text; None: all
     """
 
+    #: another kind that has them takes them over
+    kept: ClassVar[bool] = True
+
     stride: PositiveInt | None = None
-    eval_stride: PositiveInt | None = None
     ascii_only: bool = False
     max_valid_bytes: PositiveInt | None = None
 
 
 @options
-class TextOptions(WindowOptions):
-    """Local text files, which need not fit into memory.
-
-    path             a file, UTF-8, or a pattern in quotes: 'corpus/*.txt'
-    valid_fraction   fraction of the text that is held out, at its end, without a valid_path
-    encoding_errors  bytes that are not UTF-8 are an error (strict) or dropped (ignore)
-    valid_path       a file or pattern to validate on; without it, the end of the text is held out
-    """
-
-    path: File | None = None
-    valid_path: File | None = None
-    valid_fraction: Annotated[float, Field(gt=0, lt=1)] = 0.1
-    encoding_errors: Literal["strict", "ignore"] = "strict"
+class TextOptions(FilesOptions, WindowOptions):
+    """Local text files in UTF-8, which need not fit into memory."""
 
 
 @options
-class JsonlOptions(DataOptions):
-    """JSONL files, read in their order.
+class JsonlOptions(FilesOptions):
+    """JSONL files, one object a line, read in their order.
 
-    path            a file, one object a line, or a pattern in quotes: 'corpus/*.jsonl'
-    text_field      the field with the text
-    control_field   the field with the labels, a list of numbers
-    route_every     one of this many batches is held out
-    valid_batches   number of held-out batches to score
-    max_line_bytes  a longer line counts as malformed
-    valid_path      a file or pattern to validate on; without it, every route_every-th batch is held out
-    control_names   names of the labels; each row is then one document
-    strict          stop at a malformed line instead of counting it
+    text_field     the field with the text
+    control_names  names of the labels, which the field `control` has as a list or by name; a row is then one document
     """
 
-    path: File | None = None
-    valid_path: File | None = None
     text_field: str = "text"
-    control_field: str = "control"
     control_names: list[str] = field(default_factory=list)
-    route_every: Annotated[int, Field(ge=2)] = 20
-    valid_batches: PositiveInt = 16
-    strict: bool = False
-    max_line_bytes: PositiveInt = 1 << 24
+
+    def __post_init__(self) -> None:
+        if self.valid_fraction > 0.5:
+            raise ConfigError(f"data.valid_fraction of jsonl must be at most 0.5, got {self.valid_fraction}")
 
 
 @options
-class ShiftOptions(DataOptions):
-    """Generated pairs: printable characters moved by `by` places, or random answers.
+class ShiftOptions(GeneratedOptions):
+    """Generated pairs: printable characters, and each of them moved by one place.
 
-    by                number of places by which characters are moved
-    min_len           smallest number of characters of a text
-    max_len           largest number of characters of a text
-    rule              shift, or random: answers that do not depend on the input
-    valid_pairs       number of held-out pairs
-    train_pairs       number of different training pairs; None: always new ones
-    fixed_length      pad to seq_len instead of the longest row
+    min_len  smallest number of characters of a text
+    max_len  largest number of characters of a text
     """
 
-    byte_eos: ClassVar[int] = _NEWLINE
-    by: int = 1
     min_len: int = 4
     max_len: int = 12
-    rule: Literal["shift", "random"] = "shift"
-    train_pairs: PositiveInt | None = None
-    valid_pairs: PositiveInt = 512
-    fixed_length: bool = False
 
 
 @options
-class PairsOptions(DataOptions):
-    """A file of pairs, one base64 text `input TAB output` a line.
-
-    path          the file
-    valid_path    a file to validate on; without it, the end of `path` is held out
-    strict        stop at a malformed line instead of counting it
-    fixed_length  pad to seq_len instead of the longest row
-    """
+class PairsOptions(FilesOptions):
+    """A file of pairs, one base64 text `input TAB output` a line."""
 
     byte_eos: ClassVar[int] = _NEWLINE
-    path: File | None = None
-    valid_path: File | None = None
-    strict: bool = False
-    fixed_length: bool = False
 
 
 @options
-class TaskOptions(DataOptions):
-    """Options of the tasks that probe memory.
-
-    valid_rows  number of held-out rows
-    """
-
-    byte_eos: ClassVar[int] = _NEWLINE
-    valid_rows: PositiveInt = 256
-
-
-@options
-class RecallOptions(TaskOptions):
+class RecallOptions(GeneratedOptions):
     """Generated keys with their values, then the keys again; the model answers with the values.
 
-    pairs    number of keys, at most 47
-    queries  number of keys that are queried; None: all
+    pairs  number of keys, at most 47
     """
 
     pairs: Annotated[int, Field(ge=1, le=47)] = 16
-    queries: PositiveInt | None = None
 
 
 @options
-class MqarOptions(TaskOptions):
+class MqarOptions(GeneratedOptions):
     """Generated pairs of numbers, then the keys among random numbers; the model answers with the values.
 
     pairs       number of keys, each with its value; a row has at least 4 * pairs tokens
     vocabulary  number of different tokens: keys are from the lower half, values from the upper one
-    power       a gap of g has a probability proportional to (g + 1)^(power - 1): uniform for 1, mostly short near 0
     """
 
     pairs: PositiveInt = 16
     vocabulary: Annotated[int, Field(ge=4)] = 8192
-    power: Annotated[float, Field(gt=0, le=1)] = 0.01
 
     def __post_init__(self) -> None:
         if self.tokenizer != BytesOptions():
@@ -260,12 +226,12 @@ class MqarOptions(TaskOptions):
 
 
 @options
-class ParityOptions(TaskOptions):
+class ParityOptions(GeneratedOptions):
     """Generated bits; after each, the model answers with the parity so far.
 
-    min_len           smallest number of bits of a row
-    max_len           largest number of bits of a row
-    valid_len         number of bits of a held-out row; None: as in training
+    min_len    smallest number of bits, or moves, of a row
+    max_len    largest number of bits, or moves, of a row
+    valid_len  number of bits, or moves, of a held-out row; None: as in training
     """
 
     min_len: int = 1
@@ -277,17 +243,14 @@ class ParityOptions(TaskOptions):
 class TrackingOptions(ParityOptions):
     """Generated moves of things in a row; after each, the model answers with their arrangement.
 
-    items             number of things, 2 to 5
-    min_len           smallest number of moves in a row
-    max_len           largest number of moves in a row
-    valid_len         number of moves in a held-out row; None: as in training
+    items  number of things, 2 to 5
     """
 
     items: Annotated[int, Field(ge=2, le=5)] = 3
 
 
 @options
-class CopyOptions(TaskOptions):
+class CopyOptions(GeneratedOptions):
     """Generated symbols, a long blank, and then the symbols in their order.
 
     symbols  number of symbols to remember
@@ -299,7 +262,7 @@ class CopyOptions(TaskOptions):
 
 
 @options
-class SelectiveCopyOptions(TaskOptions):
+class SelectiveCopyOptions(GeneratedOptions):
     """Generated symbols scattered over noise, and then the symbols in their order.
 
     symbols  number of symbols to remember
@@ -311,7 +274,7 @@ class SelectiveCopyOptions(TaskOptions):
 
 
 @options
-class InductionOptions(TaskOptions):
+class InductionOptions(GeneratedOptions):
     """Random symbols with a mark among them; at the second mark, the answer is the symbol after the first.
 
     length     number of characters of a row, at least 3: a mark, a symbol and the mark again
@@ -323,18 +286,16 @@ class InductionOptions(TaskOptions):
 
 
 @options
-class HubOptions(WindowOptions):
-    """A data set by name, fetched once through the `datasets` package.
+class DataSetOptions(DataOptions):
+    """Options of data sets by name, through the `datasets` package.
 
-    name             name of the data set on the Hugging Face Hub, or tinystories for short
-    subset           subset, if the data set has several
-    revision         revision of the data set; None: the latest
-    text_field       name of the field that contains the text
-    train_split      split to train on
-    valid_split      split to validate on; None: the end of train_split is held out
-    file             file of the data set to train on, instead of a split, such as TinyStoriesV2-GPT4-train.txt
-    valid_file       file of the data set to validate on; None: the end of `file` is held out
-    max_bytes        largest number of bytes of the training split or file to fetch; None: all
+    name         name of the data set on the Hugging Face Hub, or tinystories for short
+    subset       subset, if the data set has several
+    revision     revision of the data set; None: the latest
+    text_field   name of the field that contains the text
+    train_split  split to train on, or a file of the data set, such as TinyStoriesV2-GPT4-train.txt
+    valid_split  split or file to validate on; None: a part of train_split is held out, as of a file without another
+    max_bytes    largest number of bytes of train_split to read; None: all
     """
 
     name: str = "tinystories"
@@ -343,46 +304,43 @@ class HubOptions(WindowOptions):
     text_field: str = "text"
     train_split: str = "train"
     valid_split: str | None = "validation"
-    file: str | None = None
-    valid_file: str | None = None
     max_bytes: PositiveInt | None = None
 
     def __post_init__(self) -> None:
-        if self.valid_file is not None and self.file is None:
-            raise ConfigError(f"data.valid_file {self.valid_file} needs data.file, the file to train on")
-        for name in ("file", "valid_file"):
-            file = getattr(self, name) or ""
-            if Path(file).is_absolute() or file[:1] == "~" or ":" in file or "\\" in file or ".." in Path(file).parts:
+        for option in ("train_split", "valid_split"):
+            file = getattr(self, option) or ""
+            is_outside = Path(file).is_absolute() or file[:1] == "~" or ".." in Path(file).parts
+            if is_file(file) and (is_outside or ":" in file or "\\" in file):
                 raise ConfigError(
-                    f"data.{name} names a file of the data set by its path in that, got {file}: for a file of this "
-                    "machine give --data.kind text --data.path FILE"
+                    f"data.{option} names a split of the data set, or a file by its path in that, got {file}: for a "
+                    "file of this machine give --data.kind text --data.path FILE"
                 )
-        for name, default in (("train_split", "train"), ("valid_split", "validation")):
-            if self.file is not None and getattr(self, name) != default:
-                raise ConfigError(f"data.{name} would do nothing: data.file {self.file} takes the place of the splits")
+        if is_file(self.train_split) and not is_file(self.valid_split or ""):
+            if self.valid_split not in (None, "validation"):
+                raise ConfigError(
+                    f"data.valid_split {self.valid_split} is a split and data.train_split {self.train_split} a file; "
+                    "name two splits or two files, or leave valid_split out: the end of the file is held out"
+                )
+            self.valid_split = None
+
+
+def is_file(split: str) -> bool:
+    """Whether what stands in the place of a split is a file of the data set."""
+    return any(sign in split for sign in "./\\")
 
 
 @options
-class HubStreamOptions(DataOptions):
+class HubOptions(DataSetOptions, WindowOptions):
+    """A data set by name, fetched once."""
+
+
+@options
+class HubStreamOptions(DataSetOptions):
     """A data set by name, read over the network as training goes, in its order.
 
-    name             of the data set, or a short one: tinystories
-    subset           the data set's, where it has several
-    revision         of the data set; none: the latest
-    text_field       the name of its text
-    train_split      the split to train on
-    valid_split      the one to validate on; none: the beginning of train_split, which is then not trained on
-    max_bytes        how much of the training text to read before it starts again; none: all
-    max_valid_bytes  of the held-out text, which is kept in memory
+    max_valid_bytes  largest number of bytes of the held-out text, which is kept in memory
     """
 
-    name: str = "tinystories"
-    subset: str | None = None
-    revision: str | None = None
-    text_field: str = "text"
-    train_split: str = "train"
-    valid_split: str | None = "validation"
-    max_bytes: PositiveInt | None = None
     max_valid_bytes: PositiveInt = 4_000_000
 
 

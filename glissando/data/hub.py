@@ -16,7 +16,7 @@ import numpy as np
 
 from glissando.cache_directory import cache_dir
 from glissando.data.base import WHOLE, Batch, Corpus, Shard, Split, held_out_rows, shard_rows, unscored
-from glissando.data.corpora import HubOptions, HubStreamOptions
+from glissando.data.corpora import DataSetOptions, HubOptions, HubStreamOptions, is_file
 from glissando.data.jsonl import beginning
 from glissando.data.order import random_below
 from glissando.data.text import TextCorpus
@@ -96,6 +96,12 @@ class HubSplit:
         return text.replace("\0", "").encode("utf-8", "ignore").decode()
 
 
+def part(options: DataSetOptions, split: str, role: str, max_bytes: int | None = None) -> HubSplit:
+    """What `split`, a split or a file of the data set, names; a file is read as the split `role`."""
+    o, file = options, split if is_file(split) else None
+    return HubSplit(o.name, role if file else split, o.text_field, o.subset, o.revision, max_bytes, file)
+
+
 def fetch(split: HubSplit) -> Path:
     """The split as a text file in the cache: its documents, each followed by a line `<|endoftext|>`.
 
@@ -156,21 +162,16 @@ def _is_network(error: BaseException | None) -> bool:
 class HubCorpus(TextCorpus):
     """`TextCorpus` over a data set by name ("tinystories", or "owner/name"); see `fetch`.
 
-    `valid_split`: the held-out split; None holds out the last tenth of the training text.
-    `file`, `valid_file`: files of the data set, in the place of its splits.
-    `max_bytes` and `max_valid_bytes` limit how much of each split is fetched.
+    `valid_split`: the held-out split or file; None holds out the last tenth of the training text.
+    `max_bytes` and `max_valid_bytes` limit how much of each is fetched.
     """
 
     def __init__(self, tokenizer: Tokenizer | None = None, **options: Any) -> None:
         """By the keywords of `HubOptions`."""
         o = HubOptions(**options)
-        valid, valid_split, of_text = None, o.valid_split, (o.text_field, o.subset, o.revision)
-        if o.file is not None:
-            valid_split = None if o.valid_file is None else "validation"
-        if valid_split is not None:
-            valid = fetch(HubSplit(o.name, valid_split, *of_text, o.max_valid_bytes, o.valid_file))
-        train = fetch(HubSplit(o.name, o.train_split, *of_text, o.max_bytes, o.file))
-        windows = ("seq_len", "batch_size", "seed", "stride", "eval_stride", "ascii_only", "max_valid_bytes")
+        valid = None if o.valid_split is None else fetch(part(o, o.valid_split, "validation", o.max_valid_bytes))
+        train = fetch(part(o, o.train_split, "train", o.max_bytes))
+        windows = ("seq_len", "batch_size", "seed", "stride", "ascii_only", "max_valid_bytes")
         super().__init__(tokenizer, path=train, valid_path=valid, **{name: getattr(o, name) for name in windows})
 
 
@@ -192,10 +193,9 @@ class HubStreamCorpus(Corpus):
         """By the keywords of `HubStreamOptions`. The order is the data set's, whatever the seed."""
         o = HubStreamOptions(**options)
         self.tokenizer, self.seq_len, self.batch_size = tokenizer or ByteTokenizer(), o.seq_len, o.batch_size
-        described = (o.text_field, o.subset, o.revision)
-        self._split, self._max_bytes = HubSplit(o.name, o.train_split, *described), o.max_bytes
+        self._split, self._max_bytes = part(o, o.train_split, "train"), o.max_bytes
         self._held_out, n_bytes, n_rows = list[str](), 0, 0
-        for text in HubSplit(o.name, o.valid_split or o.train_split, *described).texts():
+        for text in (part(o, o.valid_split, "validation") if o.valid_split else self._split).texts():
             if n_bytes >= o.max_valid_bytes:
                 break
             self._held_out += [text] if text else []

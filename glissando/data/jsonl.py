@@ -21,6 +21,10 @@ from glissando.data.tokens import Piece, Tokens, token_file
 from glissando.errors import DataError, nearest
 
 _PROMPT_TOKENS = 48
+#: a longer line counts as malformed
+MAX_LINE_BYTES = 1 << 24
+#: of the held-out batches of a file, so many are scored
+VALID_BATCHES = 16
 _LARGEST = float(np.finfo(np.float32).max)
 
 
@@ -32,9 +36,7 @@ class Fields(NamedTuple):
     """What is read of a line."""
 
     text_field: str = "text"
-    control_field: str = "control"
     control_names: tuple[str, ...] = ()
-    max_line_bytes: int = 1 << 24
 
     def parse(self, line: bytes) -> Piece:
         try:
@@ -63,16 +65,16 @@ class Fields(NamedTuple):
         return text
 
     def _labels(self, record: dict[str, Any]) -> list[float]:
-        values = record.get(self.control_field)
+        values = record.get("control")
         names = self.control_names
         if isinstance(values, dict):
             if set(values) != set(names):
-                raise _BadLine(f"{self.control_field!r} names {sorted(values)}, not {sorted(names)}")
+                raise _BadLine(f"`control` names {sorted(values)}, not {sorted(names)}")
             values = [values[name] for name in names]
         if not isinstance(values, list) or len(values) != len(names):
-            raise _BadLine(f"{self.control_field!r} is not a list of {len(names)} numbers ({', '.join(names)})")
+            raise _BadLine(f"`control` is not a list of {len(names)} numbers ({', '.join(names)})")
         if not all(_is_number(value) for value in values):
-            raise _BadLine(f"{self.control_field!r} has a value that is not a finite number of float32")
+            raise _BadLine("`control` has a value that is not a finite number of float32")
         return [float(value) for value in values]
 
 
@@ -84,23 +86,23 @@ def _is_number(value: object) -> bool:
 class JsonlSource:
     """The documents of files with an object a line.
 
-    A line that cannot be used raises DataError if `strict`, else it is counted in `problems`. A line of more than
-    `max_line_bytes` is never held in memory. Blank lines are passed over.
+    A line that cannot be used is counted in `problems`. A line of more than MAX_LINE_BYTES is never held in memory.
+    Blank lines are passed over.
     """
 
-    def __init__(self, files: Sequence[TextFile], fields: Fields, strict: bool) -> None:
-        self._files, self._fields, self._strict = files, fields, strict
-        self.problems = [Problems(file.path, "data.strict", strict) for file in files]
+    def __init__(self, files: Sequence[TextFile], fields: Fields) -> None:
+        self._files, self._fields = files, fields
+        self.problems = [Problems(file.path) for file in files]
 
     def key(self) -> str:
-        return f"jsonl {self._fields} {self._strict} {' '.join(file.sha256 for file in self._files)}"
+        return f"jsonl {self._fields} {' '.join(file.sha256 for file in self._files)}"
 
     def pieces(self, *, raw: bool = False) -> Iterator[Piece]:
         for file, problems in zip(self._files, self.problems, strict=True):
             for number, line in enumerate(self._lines(file), 1):
                 try:
                     if line is None:
-                        raise _BadLine(f"longer than {self._fields.max_line_bytes} bytes (max_line_bytes)")
+                        raise _BadLine(f"longer than {MAX_LINE_BYTES} bytes")
                     if line.strip():
                         yield self._fields.parse(without_mark(line) if number == 1 else line)
                 except _BadLine as bad:
@@ -115,7 +117,7 @@ class JsonlSource:
 
     def _lines(self, file: TextFile) -> Iterator[bytes | None]:
         """Each line; None for one that is too long."""
-        longest = self._fields.max_line_bytes
+        longest = MAX_LINE_BYTES
         with file.opened() as opened:
             while line := opened.readline(longest + 1):
                 too_long = len(line) > longest and not line.endswith(b"\n")
@@ -130,15 +132,15 @@ class JsonlCorpus(Corpus):
 
     Without `control_names` documents are joined by the end token and packed: row r of the stream reads tokens
     r T .. r T + T - 1 of `eos doc eos doc ... eos`. With them a row is one document, `eos doc eos`, cut or padded to T,
-    with its labels from `control_field` (a list in the order of the names, or an object by name).
+    with its labels from the field `control` (a list in the order of the names, or an object by name).
     n_bytes counts a document's UTF-8 bytes, and one for its end.
 
-    Of every `route_every` batches the last goes to validation and is never trained on; the first
-    `valid_batches` of those are the held-out set. With `valid_path` all of `path` trains, and all of that
+    Of every 1 / `valid_fraction` batches the last goes to validation and is never trained on; the first 16 of those are
+    the held-out set. With `valid_path` all of `path` trains, and all of that
     validates. At its end the stream starts again at the top, just as before: what is left over below a
     whole batch is dropped, so that the same batches are held out in every epoch.
 
-    `strict`: a line that cannot be used raises DataError; otherwise it is counted in `problems`.
+    A line that cannot be used is counted in `problems`.
     Raises DataError if a file cannot be read or there is too little to train or validate on.
     """
 
@@ -147,15 +149,15 @@ class JsonlCorpus(Corpus):
         o = JsonlOptions(**options)
         self.tokenizer = tokenizer or ByteTokenizer()
         self.seq_len, self.batch_size, self.control_names = o.seq_len, o.batch_size, tuple(o.control_names)
-        fields = Fields(o.text_field, o.control_field, self.control_names, o.max_line_bytes)
+        fields = Fields(o.text_field, self.control_names)
 
         def source(path: str | None, option: str) -> JsonlSource:
-            return JsonlSource([digested(file) for file in open_files(path, option, "*.jsonl")], fields, o.strict)
+            return JsonlSource([digested(file) for file in open_files(path, option, "*.jsonl")], fields)
 
         self._sources = {"train": source(o.path, "data.path")}
         self._sources["valid"] = source(o.valid_path, "data.valid_path") if o.valid_path else self._sources["train"]
         self._paths = Path(str(o.path)).expanduser(), Path(str(o.valid_path or o.path)).expanduser()
-        self._every, self._n_valid = 0 if o.valid_path else o.route_every, o.valid_batches
+        self._every = 0 if o.valid_path else round(1 / o.valid_fraction)
 
     @cached_property
     def _train(self) -> Tokens:
@@ -178,7 +180,7 @@ class JsonlCorpus(Corpus):
             raise DataError(
                 f"{self._paths[purpose == 'validate']} contains too little to {purpose} on: not one batch of "
                 f"{self.batch_size} rows of {self.seq_len} tokens{every}. "
-                f"Lower batch_size, seq_len or route_every, or give a valid_path. {self.problems or ''}".strip()
+                f"Lower batch_size or seq_len, raise valid_fraction or give a valid_path. {self.problems or ''}".strip()
             )
 
     def _n_rows(self, tokens: Tokens) -> int:
@@ -216,7 +218,7 @@ class JsonlCorpus(Corpus):
     def _valid_batches(self, start: int, shard: Shard) -> Iterator[Batch]:
         size, n_rows, tokens = self.batch_size, self._n_rows(self._valid), self._valid
         if self._every:
-            n_rows = min(self._n_valid, self._n_batches(tokens) // self._every) * size
+            n_rows = min(VALID_BATCHES, self._n_batches(tokens) // self._every) * size
         for rows, scored in held_out_rows(n_rows, size, start, shard):
             routed = rows + (rows // size + 1) * (self._every - 1) * size if self._every else rows
             batch = self._batch(tokens, routed)

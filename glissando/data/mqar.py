@@ -18,6 +18,8 @@ from glissando.errors import ConfigError
 
 # Keys of independent random streams; those of probes.py are 0 to 6.
 _KEYS, _VALUES, _GAPS, _NOISE, _SPLIT = range(7, 12)
+#: gaps are mostly short near 0, uniform for 1
+_POWER = 0.01
 
 
 class MqarCorpus(DrawnCorpus):
@@ -28,13 +30,13 @@ class MqarCorpus(DrawnCorpus):
     Tokens are numbers below V = `vocabulary`; 0 is the end token. The keys of a row are different numbers from 1 to
     V / 2 - 1, its values different ones from V / 2 to V - 1, noise any from 1 to V - 1, keys of the row included.
     Answers are scored and not read. k_i is queried g_i pairs of tokens behind the last pair: gaps are drawn without
-    replacement, key after key, with weights (g + 1)^(power - 1), g < (seq_len - 2 P) // 2. A row has `seq_len` tokens.
+    replacement, key after key, with weights (g + 1)^(0.01 - 1), g < (seq_len - 2 P) // 2. A row has `seq_len` tokens.
 
     Bits per byte are bits per answer. Besides chance, any of the V / 2 values, `describe` has the figures of
     `unbound`: a model that knows the values of a row, but not their keys.
 
     Source: Arora et al., "Zoology: Measuring and improving recall in efficient language models", 2023
-    (arXiv 2312.04927), with power 0.01; the end token stands in front, in the place of a token of noise at the end.
+    (arXiv 2312.04927); the end token stands in front, in the place of a token of noise at the end.
 
     Raises ConfigError if a row cannot hold its pairs and their queries, `vocabulary` cannot give so many keys, there
     are fewer than `valid_rows` different rows to hold out, or the tokenizer is of another vocabulary.
@@ -64,7 +66,7 @@ class MqarCorpus(DrawnCorpus):
                 f"{type(self.tokenizer).__name__} of {self.tokenizer.vocab_size}; give data.vocabulary "
                 "what the model was trained with, or train a new model"
             )
-        self._weights = np.arange(1, (o.seq_len - 2 * o.pairs) // 2 + 1) ** (o.power - 1)
+        self._weights = np.arange(1, (o.seq_len - 2 * o.pairs) // 2 + 1) ** (_POWER - 1)
         self._valid = self._distinct(o.valid_rows)
 
     def _draw(self, draw: Draw) -> np.ndarray:

@@ -24,11 +24,11 @@ from glissando.errors import ConfigError, DataError
 PAD_ID = 0
 NEWLINE = 10
 FIRST, LAST = 32, 126  # the printable ASCII characters
-_PRINTABLE = LAST - FIRST + 1
+PRINTABLE = LAST - FIRST + 1
 _MAX_LINE = 1 << 16
 
 # Keys of independent random streams.
-_LENGTHS, _CHARACTERS, _ANSWERS, _SPLIT, _TRAINING, _HELD_OUT = range(6)
+_LENGTHS, _CHARACTERS, ANSWERS, _SPLIT, _TRAINING, _HELD_OUT = range(6)
 _TRIES = 10_000
 _BLOCK = 1024
 
@@ -42,24 +42,22 @@ class Pair(NamedTuple):
 
 def shift(text: str, by: int = 1) -> str:
     """Every printable ASCII character moved `by` places, wrapping from 126 to 32; others stay."""
-    return "".join(chr((ord(c) - FIRST + by) % _PRINTABLE + FIRST) if FIRST <= ord(c) <= LAST else c for c in text)
+    return "".join(chr((ord(c) - FIRST + by) % PRINTABLE + FIRST) if FIRST <= ord(c) <= LAST else c for c in text)
 
 
 class PairsCorpus(RowCorpus):
     """Rows `eos input TAB output eos`; the end token is a newline for bytes.
 
     Targets are IGNORED up to the tab, so that loss and n_bytes are of the output and its end alone. Rows are
-    padded on the right with id 0 and masked, to the longest of the global batch, or to `seq_len` always
-    when `fixed_length` is set.
+    padded on the right with id 0 and masked, to the longest of the global batch.
     Raises ConfigError if `seq_len` cannot hold the longest row.
     """
 
     _valid: list[Pair]
 
-    def __init__(self, tokenizer: Tokenizer | None, options: DataOptions, fixed_length: bool) -> None:
+    def __init__(self, tokenizer: Tokenizer | None, options: DataOptions) -> None:
         self.tokenizer = tokenizer or ByteTokenizer(NEWLINE)
         self.seq_len, self.batch_size, self._seed = options.seq_len, options.batch_size, options.seed
-        self._fixed_length = fixed_length
 
     @abstractmethod
     def training_pairs(self, rows: np.ndarray) -> list[Pair]:
@@ -100,7 +98,6 @@ class PairsCorpus(RowCorpus):
     def _batch(self, group: Sequence[Pair], mine: Sequence[int]) -> Batch:
         rows = [self._row(pair) for pair in group]
         length = max(len(prompt) + len(answer) for prompt, answer in rows) - 1
-        length = self.seq_len if self._fixed_length else length
         ids = np.full((len(mine), length), PAD_ID, np.int64)
         targets = np.full((len(mine), length), IGNORED, np.int64)
         mask = np.zeros((len(mine), length), bool)
@@ -127,57 +124,37 @@ class PairsCorpus(RowCorpus):
 
 
 class ShiftCorpus(PairsCorpus):
-    """Random printable inputs of `min_len` to `max_len` characters and their outputs by `rule`.
+    """Random printable inputs of `min_len` to `max_len` characters, and each character moved by one (see `shift`).
 
-    rule "shift": every character moved `by` places (see `shift`). rule "random": an output as long as the
-    input, drawn anew for each pair: nothing can be learned, so what is learned is memorised.
-    `train_pairs`: None draws new inputs for ever; n trains on the same n different pairs, reshuffled
-    each epoch.
-
-    A fixed hash of an input decides once and for all, for every seed, whether it is held out (a tenth are):
-    training and held-out inputs cannot overlap.
+    New inputs are drawn for ever. A fixed hash of an input decides once and for all, for every seed, whether it is held
+    out (a tenth are): training and held-out inputs cannot overlap.
     """
+
+    #: a shifted output follows from its input without a doubt
+    entropy_floor: float | None = 0.0
 
     def __init__(self, tokenizer: Tokenizer | None = None, **options: Any) -> None:
         """By the keywords of `ShiftOptions`."""
         o = ShiftOptions(**options)
-        super().__init__(tokenizer, o, o.fixed_length)
+        super().__init__(tokenizer, o)
         if not 1 <= o.min_len <= o.max_len:
             raise ConfigError(f"min_len {o.min_len} and max_len {o.max_len} must obey 1 <= min_len <= max_len")
-        self._by, self._rule, self._lengths = o.by, o.rule, (o.min_len, o.max_len)
+        self._lengths = o.min_len, o.max_len
         self._require_room(2 * o.max_len + 2, f"a pair of max_len {o.max_len}")  # a character is a token at most
-        # A shifted output follows from its input without a doubt.
-        self.entropy_floor = 0.0 if o.rule == "shift" else None
-        self._fixed: list[Pair] | None = None
-        if o.train_pairs is not None:
-            self._fixed = self._distinct(o.train_pairs, _TRAINING, o.seed, held_out=False)
-        self._valid = self.held_out(o.valid_pairs)
-
-    @property
-    def train_set(self) -> Sequence[Pair] | None:
-        return self._fixed
+        self._valid = self.held_out(o.valid_rows)
 
     def training_pairs(self, rows: np.ndarray) -> list[Pair]:
-        if self._fixed is not None:
-            return [self._fixed[i] for i in shuffled(rows, len(self._fixed), self._seed)]
-        return self._pairs(self._inputs(rows, _TRAINING, self._seed, held_out=False), self._seed)
+        return self._pairs(self._inputs(rows, self._seed, held_out=False), self._seed)
 
     def held_out(self, n: int, seed: int = 0) -> list[Pair]:
-        return self._distinct(n, _HELD_OUT, seed, held_out=True)
+        return self.distinct(n, seed, held_out=True)
 
-    def describe(self) -> dict[str, object]:
-        return super().describe() | {
-            "rule": self._rule,
-            "by": self._by,
-            "train_pairs": self._fixed and len(self._fixed),
-        }
-
-    def _distinct(self, n: int, stream: int, seed: int, *, held_out: bool) -> list[Pair]:
-        """The first `n` different inputs of a stream, answered."""
+    def distinct(self, n: int, seed: int, *, held_out: bool) -> list[Pair]:
+        """The first `n` different pairs of one side of the split."""
         found: dict[str, None] = {}
         for first in range(0, 100 * n + 100 * _BLOCK, _BLOCK):
             rows = np.arange(first, first + _BLOCK)
-            for text in self._inputs(rows, stream, seed, held_out=held_out):
+            for text in self._inputs(rows, seed, held_out=held_out):
                 if len(found) == n:
                     return self._pairs(list(found), seed)
                 found[text] = None
@@ -186,8 +163,9 @@ class ShiftCorpus(PairsCorpus):
             "characters on this side of the split; raise max_len or ask for fewer pairs"
         )
 
-    def _inputs(self, rows: np.ndarray, stream: int, seed: int, *, held_out: bool) -> list[str]:
+    def _inputs(self, rows: np.ndarray, seed: int, *, held_out: bool) -> list[str]:
         """One input a row, redrawn until it lies on its side of the split."""
+        stream = _HELD_OUT if held_out else _TRAINING
         low, high = self._lengths
         column = np.arange(high)
         characters = np.zeros((len(rows), high), np.uint8)
@@ -197,7 +175,7 @@ class ShiftCorpus(PairsCorpus):
             key = (rows[todo], attempt)
             lengths[todo] = low + random_below(high - low + 1, seed, _LENGTHS, stream, *key)
             drawn = FIRST + random_below(
-                _PRINTABLE, seed, _CHARACTERS, stream, rows[todo, None], attempt, column[None, :]
+                PRINTABLE, seed, _CHARACTERS, stream, rows[todo, None], attempt, column[None, :]
             )
             characters[todo] = np.where(column < lengths[todo, None], drawn, 0)
             todo = todo[is_held_out(characters[todo]) != held_out]
@@ -209,25 +187,12 @@ class ShiftCorpus(PairsCorpus):
         return [row[:n].tobytes().decode("ascii") for row, n in zip(characters, lengths, strict=True)]
 
     def _pairs(self, inputs: list[str], seed: int) -> list[Pair]:
-        if self._rule == "shift":
-            return [Pair(text, shift(text, self._by)) for text in inputs]
-        return [Pair(*pair) for pair in zip(inputs, _random_answers(inputs, seed), strict=True)]
+        return [Pair(text, shift(text)) for text in inputs]
 
 
 def is_held_out(characters: np.ndarray) -> np.ndarray:
     """(n,) bool of inputs (n, L): a fixed hash decides."""
     return hashed(characters, _SPLIT) % np.uint64(10) == 0
-
-
-def _random_answers(inputs: list[str], seed: int) -> list[str]:
-    """An output as long as its input for each, a function of (seed, input)."""
-    width = max(map(len, inputs), default=0)
-    padded = b"".join(text.encode("ascii").ljust(width, b"\0") for text in inputs)
-    keys = hashed(np.frombuffer(padded, np.uint8).reshape(len(inputs), width), _ANSWERS)
-    drawn = FIRST + random_below(_PRINTABLE, seed, _ANSWERS, keys[:, None], np.arange(width))
-    return [
-        row[: len(text)].decode("ascii") for row, text in zip(map(bytes, drawn.astype(np.uint8)), inputs, strict=True)
-    ]
 
 
 class PairFile(NamedTuple):
@@ -239,14 +204,14 @@ class PairFile(NamedTuple):
     where: list[int]  # the line of each pair
 
 
-def read_pairs(path: Path | str, *, strict: bool = False) -> PairFile:
+def read_pairs(path: Path | str) -> PairFile:
     """Pairs of a file with one base64 text `input TAB output` a line.
 
     A line that is not base64 of UTF-8, has no tab, or whose output holds a newline or a NUL is counted in
-    `problems`, or raises DataError when `strict`. Blank lines are passed over.
+    `problems`. Blank lines are passed over.
     """
     path = open_file(path, "data.path")
-    problems, pairs, where, number = Problems(path, "data.strict", strict), [], [], 0
+    problems, pairs, where, number = Problems(path), [], [], 0
     with path.open("rb") as file:
         while line := file.readline(_MAX_LINE):
             number += 1
@@ -285,7 +250,7 @@ def _parse_pair(line: bytes) -> Pair | str:
 class PairFileCorpus(PairsCorpus):
     """The pairs of a base64 file, visited in epochs shuffled by (seed, epoch); see `read_pairs`.
 
-    Held out: those of `valid_path`, or the last tenth (at least one). A training pair whose input is also
+    Held out: those of `valid_path`, or the last `valid_fraction` (at least one). A training pair whose input is also
     held out is left out and counted.
     Raises DataError if no usable pair is left to train or to validate on, ConfigError for one that does not fit.
     """
@@ -293,15 +258,15 @@ class PairFileCorpus(PairsCorpus):
     def __init__(self, tokenizer: Tokenizer | None = None, **options: Any) -> None:
         """By the keywords of `PairsOptions`."""
         o = PairsOptions(**options)
-        super().__init__(tokenizer, o, o.fixed_length)
-        self._file = self._read(open_file(o.path, "data.path"), o.strict)
+        super().__init__(tokenizer, o)
+        self._file = self._read(open_file(o.path, "data.path"))
         train = self._file.pairs
         if o.valid_path is None:
             self._problems = [self._file.problems]
-            held = max(1, len(train) // 10)
+            held = max(1, int(len(train) * o.valid_fraction))
             train, self._valid = train[:-held], train[-held:]
         else:
-            valid = self._read(open_file(o.valid_path, "data.valid_path"), o.strict)
+            valid = self._read(open_file(o.valid_path, "data.valid_path"))
             self._problems = [self._file.problems, valid.problems]
             self._valid = valid.pairs
         questions = {pair.input for pair in self._valid}
@@ -315,8 +280,8 @@ class PairFileCorpus(PairsCorpus):
                 f"{self.problems or ''}".strip()
             )
 
-    def _read(self, path: Path, strict: bool) -> PairFile:
-        file = read_pairs(path, strict=strict)
+    def _read(self, path: Path) -> PairFile:
+        file = read_pairs(path)
         length, line = max(zip(map(self._length, file.pairs), file.where, strict=True), default=(0, 0))
         self._require_room(length, f"{path}: the longest pair, in line {line},")
         return file

@@ -37,29 +37,25 @@ _STATE_CHARACTERS = "".join(
 
 
 def recall(o: RecallOptions) -> Probe:
-    """Multi-query associative recall: P = `pairs` keys, each with its value, then Q = `queries` of the keys once more.
+    """Multi-query associative recall: P = `pairs` keys, each with its value, then the keys once more.
 
-        eos k_1 v_1 ... k_P v_P  q_1 a_1 ... q_Q a_Q        a_j = v_i where q_j = k_i
+        eos k_1 v_1 ... k_P v_P  q_1 a_1 ... q_P a_P        a_j = v_i where q_j = k_i
 
     Only the a_j are scored. Keys are distinct characters from ! to O, values distinct ones from P to ~ (47 each), and
-    no key is queried twice. `queries` None queries every key. Besides chance, which may give any value not yet given,
+    every key is queried once. Besides chance, which may give any value not yet given,
     there are the figures of `unbound`: a model that knows which values there were and which have been given, but not
-    their keys. Raises ConfigError for more queries than pairs.
+    their keys.
 
     Source: Arora et al., "Zoology: Measuring and improving recall in efficient language models", 2023
     (arXiv 2312.04927), without its filler between queries.
     """
-    n_pairs, n_queries, first = o.pairs, o.pairs if o.queries is None else o.queries, 2 * o.pairs
-    if n_queries > n_pairs:
-        raise ConfigError(
-            f"queries must be from 1 to pairs ({n_pairs}), since no key is queried twice; got {n_queries}; raise pairs"
-        )
+    n, first = o.pairs, 2 * o.pairs
 
     def draw(draw: Draw) -> np.ndarray:
-        keys = codes(_KEY_CHARACTERS)[draw.order(len(_KEY_CHARACTERS), _KEYS)[:, :n_pairs]]
-        values = codes(_VALUE_CHARACTERS)[draw.order(len(_VALUE_CHARACTERS), _VALUES)[:, :n_pairs]]
+        keys = codes(_KEY_CHARACTERS)[draw.order(len(_KEY_CHARACTERS), _KEYS)[:, :n]]
+        values = codes(_VALUE_CHARACTERS)[draw.order(len(_VALUE_CHARACTERS), _VALUES)[:, :n]]
         bound = np.stack([keys, values], axis=2)
-        queried = np.take_along_axis(bound, draw.order(n_pairs, _QUERIES)[:, :n_queries, None], axis=1)
+        queried = np.take_along_axis(bound, draw.order(n, _QUERIES)[:, :, None], axis=1)
         # The last answer is no input.
         return np.concatenate([bound, queried], axis=1).reshape(len(keys), -1)[:, :-1]
 
@@ -71,18 +67,18 @@ def recall(o: RecallOptions) -> Probe:
         )
         return answers
 
-    any_value = _guess([len(_VALUE_CHARACTERS) - number for number in range(n_queries)], "chance")
-    unbound = _guess([n_pairs - number for number in range(n_queries)], "unbound")
+    any_value = _guess([len(_VALUE_CHARACTERS) - number for number in range(n)], "chance")
+    unbound = _guess([n - number for number in range(n)], "unbound")
     return Probe(
         _KEY_CHARACTERS + _VALUE_CHARACTERS,
-        2 * (n_pairs + n_queries),
+        4 * n,
         draw,
         answers,
         lambda valid: any_value | unbound,
         "raise pairs",
         prompt=first + 1,
         text=lambda read, answers: f"{read}{answers[-1]}\n",
-        facts={"pairs": n_pairs, "queries": n_queries},
+        facts={"pairs": n},
     )
 
 

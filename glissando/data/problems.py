@@ -7,31 +7,25 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from glissando.errors import DataError
-
 _log = logging.getLogger(__name__)
 KEPT = 20
 
 
 @dataclass
 class Problems:
-    """What was wrong with the lines of `path`; `option` is the full name of what sets `strict`.
+    """What was wrong with the lines of `path`.
 
-    With `strict` the first one raises DataError; otherwise they are counted, the first 20 are kept, and the
-    first is logged. A line is counted once, however often the file is read.
+    They are counted, the first 20 are kept, and the first is logged. A line is counted once, however often the file is
+    read.
     """
 
     path: Path
-    option: str
-    strict: bool = False
     count: int = 0
     first: list[tuple[int, str]] = field(default_factory=list)  # (line number from 1, what is wrong)
     _furthest: int = 0
 
     def add(self, line: int, what: str) -> None:
         """Record that `line` cannot be used because of `what`."""
-        if self.strict:
-            raise DataError(f"{self.path}, line {line}: {what}. Fix the line, or set {self.option} false to skip it.")
         if line <= self._furthest:
             return
         self._furthest = line
@@ -47,10 +41,7 @@ class Problems:
             return ""
         shown = "; ".join(f"line {line}: {what}" for line, what in self.first[:3])
         lines = "1 bad line" if self.count == 1 else f"{self.count} bad lines"
-        return (
-            f"{lines} skipped in {self.path} ({shown}{'; ...' if self.count > 3 else ''}); "
-            f"set {self.option} true to stop at the first"
-        )
+        return f"{lines} skipped in {self.path} ({shown}{'; ...' if self.count > 3 else ''})"
 
 
 def summary_of(files: Iterable[Problems]) -> str | None:

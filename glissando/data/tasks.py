@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from glissando.data.base import IGNORED, Batch, RowCorpus
-from glissando.data.corpora import TaskOptions
+from glissando.data.corpora import GeneratedOptions
 from glissando.data.order import Words, random_below, random_words
 from glissando.data.pairs import NEWLINE, PAD_ID, is_held_out
 from glissando.data.tokenizers import ByteTokenizer, Tokenizer
@@ -146,7 +146,7 @@ class TaskCorpus(DrawnCorpus):
 
     def __init__(self, tokenizer: Tokenizer | None = None, **options: Any) -> None:
         """By the keywords of its options."""
-        o: TaskOptions = self.options(**options)
+        o: GeneratedOptions = self.options(**options)
         self._probe = type(self).probe(o)
         self._more = self._probe.more
         self.seq_len, self.batch_size, self._seed = o.seq_len, o.batch_size, o.seed

@@ -17,7 +17,7 @@ from glissando.data.order import random_below, shuffled
 from glissando.data.textfile import TextFile, check_text, open_files
 from glissando.data.tokenizers import END_OF_TEXT, ByteTokenizer, Tokenizer
 from glissando.data.tokens import Piece, Tokens, token_file
-from glissando.errors import ConfigError, DataError
+from glissando.errors import DataError
 
 _SPACE = 32
 _PROMPT_BYTES = 48
@@ -37,13 +37,10 @@ class TextCorpus(Corpus):
     Training windows: at offsets drawn uniformly for each (seed, row number) if `stride` is None, else at
     multiples of `stride`, each visited once an epoch in an order shuffled by (seed, epoch).
     Held-out text: the files at `valid_path`, or the last `valid_fraction` of the joined text (from a character's
-    start on), at most its first `max_valid_bytes`. Its windows start `eval_stride` tokens apart
-    (default: seq_len); each token is scored once, after at least seq_len - eval_stride tokens of context
-    but for those of the first window. The last window is padded on the right, with a mask.
-    `ascii_only`: every other byte is dropped; a training window of bytes that is left short is filled up
-    with spaces that are not scored.
-    `encoding_errors`: "strict" refuses a file that is not UTF-8; "ignore" trains a byte tokenizer on the
-    bytes as they are and leaves them out for any other tokenizer.
+    start on), at most its first `max_valid_bytes`. Its windows follow each other; the
+    last one is padded on the right, with a mask.
+    `ascii_only`: every other byte is dropped, whatever the encoding; a training window of bytes that is left short is
+    filled up with spaces that are not scored.
 
     Raises DataError (path, position and fix) for a file that is missing, empty or not text, and for one shorter
     than a window when it shall train; ConfigError for options that make no sense.
@@ -54,9 +51,7 @@ class TextCorpus(Corpus):
         o = TextOptions(**options)
         self.tokenizer = tokenizer or ByteTokenizer()
         self.seq_len, self.batch_size, self._seed = o.seq_len, o.batch_size, o.seed
-        self._stride, self._eval_stride = o.stride, o.eval_stride or o.seq_len
-        if self._eval_stride > o.seq_len:
-            raise ConfigError(f"eval_stride {o.eval_stride} is above seq_len {o.seq_len}: some text would be skipped")
+        self._stride = o.stride
         # Windows of bytes are cut out of the text as it is, and lose what is not ASCII then.
         self._filtered_later = o.ascii_only and isinstance(self.tokenizer, ByteTokenizer)
         whole = _source(o.path, "data.path", o)
@@ -123,13 +118,10 @@ class TextCorpus(Corpus):
         return self._stride * shuffled(rows, free // self._stride + 1, self._seed)
 
     def _valid_batches(self, start: int, shard: Shard) -> Iterator[Batch]:
-        """Window k predicts tokens from k * eval_stride on, and is scored on those of no window before it."""
-        size, length, step = _size(self._valid), self.seq_len, self._eval_stride
-        n_windows = 1 + -(-max(0, size - length) // step)
-        for rows, scored in held_out_rows(n_windows, self.batch_size, start, shard):
-            first = rows * step
-            fresh = np.where(rows == 0, 1, first + 1 - step + length)
-            batch = self._valid.batch(first, length, stop=1 + size, scored_from=fresh)
+        """Window k predicts tokens from k * seq_len on."""
+        size, length = _size(self._valid), self.seq_len
+        for rows, scored in held_out_rows(-(-size // length), self.batch_size, start, shard):
+            batch = self._valid.batch(rows * length, length, stop=1 + size)
             yield batch if scored else unscored(batch)
 
     def prompts(self, n: int, *, seed: int = 0) -> list[str]:
@@ -244,7 +236,7 @@ def _last_start(data: bytes) -> int:
 
 def _source(path: str | None, option: str, o: TextOptions) -> TextSource:
     files = open_files(path, option, "*.txt")
-    return TextSource([check_text(file, o.encoding_errors) for file in files], o.ascii_only)
+    return TextSource([check_text(file, is_utf8=not o.ascii_only) for file in files], o.ascii_only)
 
 
 def _size(tokens: Tokens) -> int:

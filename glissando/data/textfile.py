@@ -9,11 +9,10 @@ import hashlib
 import os
 from collections.abc import Iterator
 from pathlib import Path
-from typing import BinaryIO, Literal, NamedTuple
+from typing import BinaryIO, NamedTuple
 
 from glissando.errors import DataError
 
-EncodingErrors = Literal["strict", "ignore"]
 _BLOCK = 1 << 22
 
 
@@ -99,19 +98,19 @@ def digested(path: Path) -> TextFile:
 
 
 #: what to do about a file that is not UTF-8, for errors
-DROP_BYTES = "convert it (`iconv -t UTF-8`) or give --data.encoding_errors ignore"
+CONVERT = "convert it, such as by `iconv -f LATIN1 -t UTF-8`"
 
 
-def check_text(path: Path, encoding_errors: EncodingErrors = "strict", fix: str = DROP_BYTES) -> TextFile:
+def check_text(path: Path, is_utf8: bool = True) -> TextFile:
     """Read the file once, in blocks, and make sure that it is text.
 
-    Raises DataError with the byte offset and line of the first NUL byte, or, when `encoding_errors` is
-    "strict", of the first byte that is not UTF-8, for which it advises `fix`; and for UTF-16.
+    Raises DataError with the byte offset and line of the first NUL byte, or, where it `is_utf8`, of the first byte
+    that is not; and for UTF-16.
     """
     with path.open("rb") as file:
         if file.read(2) in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE):
             raise DataError(f"{path} is UTF-16; convert it: iconv -f UTF-16 -t UTF-8 {path.name} > FILE")
-    decoder_errors = "strict" if encoding_errors == "strict" else "ignore"
+    errors = "strict" if is_utf8 else "ignore"
     offset, held, digest = 0, b"", hashlib.sha256()
     with path.open("rb") as file:
         while True:
@@ -123,20 +122,20 @@ def check_text(path: Path, encoding_errors: EncodingErrors = "strict", fix: str 
                 _refuse(
                     path, offset + nul, "a NUL byte, which is reserved as the end of a document; drop it: tr -d '\\0'"
                 )
-            used = _decoded_length(path, data, offset, decoder_errors, not block, fix)
+            used = _decoded_length(path, data, offset, errors, not block)
             offset, held = offset + used, data[used:]
             if not block:
                 stat = os.fstat(file.fileno())
                 return TextFile(path, digest.hexdigest(), offset, stat.st_mtime_ns)
 
 
-def _decoded_length(path: Path, data: bytes, offset: int, errors: str, final: bool, fix: str) -> int:
+def _decoded_length(path: Path, data: bytes, offset: int, errors: str, final: bool) -> int:
     if data.isascii():
         return len(data)
     try:
         return codecs.utf_8_decode(data, errors, final)[1]
     except UnicodeDecodeError as error:
-        _refuse(path, offset + error.start, f"a byte that is not UTF-8 ({error.reason}); {fix}")
+        _refuse(path, offset + error.start, f"a byte that is not UTF-8 ({error.reason}); {CONVERT}")
         raise
 
 

@@ -89,21 +89,19 @@ class Tokens(NamedTuple):
         length: int,
         *,
         stop: int | np.ndarray = _FAR,
-        scored_from: int | np.ndarray = 0,
         labels: np.ndarray | None = None,
     ) -> Batch:
-        """Rows that read the tokens from each of `first` on and are scored on those in [scored_from, stop)."""
+        """Rows that read the tokens from each of `first` on and are scored on those before `stop`."""
         stop = np.minimum(stop, len(self))
         tokens = self.windows(first, length + 1, stop)
         places = first[:, None] + 1 + np.arange(length)
         real = places < np.broadcast_to(stop, first.shape)[:, None]
-        scored = real & (places >= np.broadcast_to(scored_from, first.shape)[:, None])
-        targets = np.where(scored, tokens[:, 1:], IGNORED)
-        span = np.maximum(first + 1, scored_from), np.minimum(first + 1 + length, stop)
+        targets = np.where(real, tokens[:, 1:], IGNORED)
+        span = first + 1, np.minimum(first + 1 + length, stop)
         return Batch(
             torch.from_numpy(np.ascontiguousarray(tokens[:, :-1])),
             torch.from_numpy(targets),
-            self.n_bytes(targets[scored], *span),
+            self.n_bytes(targets[real], *span),
             None if real.all() else torch.from_numpy(real),
             None if labels is None else torch.from_numpy(labels),
         )

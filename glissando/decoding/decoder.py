@@ -194,7 +194,7 @@ _NO_CONTROL = np.zeros((1, 1), np.float32)
 def _limits(model: LanguageModel) -> tuple[int, int | None]:
     """The vocabulary, and how many positions were learned."""
     config = model.config
-    return config.vocab_size, config.max_length if model.position_embedding is not None else None
+    return config.vocab_size, config.max_length
 
 
 def _slots(state: Any) -> list[Slot]:

@@ -80,7 +80,7 @@ def run(  # noqa: C901 - one branch for each instruction
                 short_conv(r[c[1] : c[1] + c[3]], weight, past, r[c[2] : c[2] + c[3]])
             elif op == Op.SPECTRAL:
                 vectors, h = w[c[5] : c[5] + 4 * c[4]], fixed[row, c[6] : c[6] + 2 * c[4]]
-                spectral(r[c[1] : c[1] + c[4]], r[max(c[2], 0) :], c[2] >= 0, vectors, h, r[c[3] : c[3] + 2 * c[4]])
+                spectral(r[c[1] : c[1] + c[4]], r[c[2] :], vectors, h, r[c[3] : c[3] + 2 * c[4]])
             elif op == Op.SCAN_PAIRS:
                 n, h, y = c[4], fixed[row, c[5] : c[5] + c[4]], r[c[3] : c[3] + c[4]]
                 factor, x = w[c[1] : c[1] + n].reshape(1, 1, n), r[c[2] : c[2] + n].reshape(1, 1, n)
@@ -92,7 +92,7 @@ def run(  # noqa: C901 - one branch for each instruction
                 liquid(r[c[1] : c[1] + c[4]], z, vectors, c[7] != 0, x, y)
             elif op == Op.DELTA:
                 s, latest, work = fixed[row, c[4] :], fixed[row, max(c[5], 0) :], r[c[6] :]
-                delta(r[c[1] :], c[8:16], w[c[3] :], s, latest, work, r[c[2] :])
+                delta(r[c[1] :], c[8:15], w[c[3] :], s, latest, work, r[c[2] :])
             elif op == Op.ATTENTION or op == Op.NEARNESS:
                 keys, values = slots[row, c[6] * capacity :], slots[row, c[7] * capacity :]
                 logs, total, latest = exact_slots[row, c[8] * capacity :], exact[row, c[9] :], fixed[row, c[10] :]

@@ -11,10 +11,10 @@ Operands are places: of registers (R, numbers of one row), weights (W), numbers 
     EMBED          dst, size, table, kind, scales W       POSITION    dst, size, table W: added
     CONV           src, dst, size, taps, weight W, past F
     ROPE           dst (cos, sin), frequencies N, pairs   ROTATE      x, table R, heads, size, sign
-    SPECTRAL       v, rate or -1, dst, N, vectors W, h F  SCAN_PAIRS  factor W, x, dst, size, h F
+    SPECTRAL       v, rate, dst, N, vectors W, h F        SCAN_PAIRS  factor W, x, dst, size, h F
     LIQUID         b, z, dst, N, vectors W, x F, coupled
-    DELTA          parts, dst, vectors W, s F, latest F or -1, work R, -, eight sizes
-    ATTENTION      q, k, v, dst, biases, keys S, values S, lowered D, total E, latest F, scale N, six sizes
+    DELTA          parts, dst, vectors W, s F, latest F or -1, work R, -, seven sizes
+    ATTENTION      q, k, v, dst, biases, keys S, values S, C D, total E, latest F, scale N, five sizes
     NEARNESS            q, k, v, dst, biases, keys S, values S, e D, total E, latest F, temperatures W, six sizes
     BOUNDED_ENERGY    x, dst, vectors, size, matrix W, is diagonal, eps and tau N
     MEAN           y, dst, size, mean F, passed E         COPY_CONTROL  dst, size

@@ -33,7 +33,7 @@ class GlissandoLM(HFLM):
     """
 
     def __init__(self, model: LanguageModel, batch_size: int = 8) -> None:
-        limit = model.config.max_length if model.position_embedding is not None else LONGEST
+        limit = model.config.max_length or LONGEST
         super().__init__(
             pretrained=GlissandoForCausalLM.of(model.eval()),
             # Without a name for what begins a text, HFLM does not leave it out where a text starts with a newline.

@@ -57,7 +57,7 @@ def grow_run(source: str | Path, out: str | Path, by: Growth) -> Run:
 def record(grown: Grown, before: Mapping[str, list[float]], held: float = 1.0) -> dict[str, list[float]]:
     """[share, copies, released] of every parameter that is not as it would be in a new model, over all growths so far.
 
-    held  how much of the shares before was left at the end of training, see AdamWOptions.held
+    held  how much of the shares before was left at the end of training, see OptimizerOptions.held
     """
     found: dict[str, list[float]] = {}
     for name, _ in grown.model.named_parameters():

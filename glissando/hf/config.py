@@ -75,6 +75,6 @@ class GlissandoConfig(PretrainedConfig):
     @property
     def max_position_embeddings(self) -> int:
         """Raises AttributeError where positions are not learned: such a model has no longest input."""
-        if self.model["positions"] != "learned":
+        if self.model["max_length"] is None:
             raise AttributeError("max_position_embeddings")
         return self.model["max_length"]

@@ -86,14 +86,14 @@ def _about(served: Served) -> dict[str, Any]:
         "mixers": list(dict.fromkeys(MIXERS.kind_of(options) for options in config.mixers)),
         "depth": DEPTHS.kind_of(config.depth),
         "controls": config.dials,
-        "max_length": config.max_length if config.positions == "learned" else None,
+        "max_length": config.max_length,
     }
 
 
 def _look(served: Served, ids: Sequence[int], control: tuple[float, ...] | None) -> dict[str, Any]:
     """In a thread of its own, while the engine's goes on."""
     model, tokenizer = served.viewer, served.engine.tokenizer
-    limit = model.config.max_length if model.position_embedding is not None else None
+    limit = model.config.max_length
     ids = list(ids)[-min(LOOK_TOKENS, limit or LOOK_TOKENS) :]
     device = model.embedding.weight.device
     values = None if control is None else model.embedding.weight.new_tensor([control])

@@ -17,9 +17,6 @@ from glissando.sharding import all_gathered
 from glissando.training.hook import Hook
 from glissando.training.loop import Loop
 
-#: of the exponential average of gradient norms, over about 1 / (1 - 0.95) = 20 steps
-_DECAY = 0.95
-
 
 @dataclass(frozen=True)
 class Moment:
@@ -27,20 +24,14 @@ class Moment:
 
     step       steps that are done
     restarted  whether this process has taken none of them
-    gradient   exponential average of the gradient norm before clipping; None before the first step
     mixers     those of the mixer's class, in the order of the layers; the first is asked to calibrate all of them
     """
 
     step: int
     restarted: bool
-    gradient: float | None
     mixers: list[Any]
     loop: Loop
     batches: list[Batch]
-
-    def agreed(self, flag: bool) -> bool:
-        """The first process's answer: one that decided otherwise would leave the others waiting."""
-        return bool(self.loop.fabric.broadcast(flag))
 
     def measure(self, method: Callable[[Tensor, Context], Tensor]) -> Any:
         """What the first mixer's `method(x, ctx)` returns of its input, as one array (N,) over the batch of the next
@@ -65,20 +56,15 @@ class Calibration(Hook):
 
     def __init__(self) -> None:
         self.count, self._restarted = 0, True
-        self.gradient: float | None = None
 
     def before_step(self, loop: Loop, batches: list[Batch]) -> None:
         restarted, self._restarted = self._restarted, False
         mixers: list[Any] = _calibrated(loop)
         for kind in dict.fromkeys(map(type, mixers)):
             alike: list[Any] = [mixer for mixer in mixers if type(mixer) is kind]
-            now = Moment(loop.state.step, restarted, self.gradient, alike, loop, batches)
+            now = Moment(loop.state.step, restarted, alike, loop, batches)
             with loop.clock.aside():
                 self.count += bool(alike[0].calibrate(now))
-
-    def after_step(self, loop: Loop) -> None:
-        before = loop.grad_norm if self.gradient is None else self.gradient
-        self.gradient = _DECAY * before + (1 - _DECAY) * loop.grad_norm
 
     def columns(self, loop: Loop) -> list[str]:
         return ["calibrations"] if _calibrated(loop) else []
@@ -88,10 +74,10 @@ class Calibration(Hook):
         return dict.fromkeys(self.columns(loop), self.count)
 
     def state_dict(self) -> dict[str, Any]:
-        return {"count": self.count, "gradient": self.gradient}
+        return {"count": self.count}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.count, self.gradient = state["count"], state["gradient"]
+        self.count = state["count"]
 
 
 def _calibrated(loop: Loop) -> list[Any]:

@@ -23,13 +23,26 @@ if TYPE_CHECKING:
 #: options of the machine, not of the training: a run may be resumed with others
 MACHINE = ("devices", "num_nodes", "accelerator", "strategy", "tensorboard", "wandb")
 
-Beta = Annotated[float, Field(ge=0, lt=1)]
 
+@options
+class OptimizerOptions:
+    """Options of every optimizer. Weight decay applies to matrices alone, not to gains, biases and vectors.
 
-class _Release:
-    """What both optimizers do with growth's shares of the learning rate."""
+    learning_rate  base rate, which the schedule multiplies
+    beta2          decay rate of AdamW's second moment
+    weight_decay   decoupled decay of the matrices
+    release        for a grown model: the matrices keep their reduced learning rates for this many steps, and reach the
+                   full rate geometrically after as many more; None: they keep them
+    """
 
-    release: int | None
+    #: decay rate of AdamW's first moment; what is added to the root of the second
+    beta1: ClassVar[float] = 0.9
+    eps: ClassVar[float] = 1e-8
+
+    learning_rate: Positive = 2e-3
+    beta2: Annotated[float, Field(ge=0, lt=1)] = 0.95
+    weight_decay: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.1
+    release: PositiveInt | None = None
 
     def held(self, step: int) -> float:
         """How much of growth's shares is left at a step, from 1 to 0: a share s of the rate is then s to this power."""
@@ -37,49 +50,18 @@ class _Release:
 
 
 @options
-class AdamWOptions(_Release):
-    """AdamW. Weight decay applies to matrices alone, not to gains, biases and vectors.
-
-    learning_rate  base rate, which the schedule multiplies
-    beta1     decay rate of the first moment
-    beta2     decay rate of the second moment
-    eps       added to the root of the second moment
-    weight_decay  decoupled decay of the matrices
-    release   for a grown model: the matrices keep their reduced learning rates for this many steps, and reach the full
-              rate geometrically after as many more; None: they keep them
-    """
-
-    learning_rate: Positive = 2e-3
-    beta1: Beta = 0.9
-    beta2: Beta = 0.95
-    eps: Positive = 1e-8
-    weight_decay: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.1
-    release: PositiveInt | None = None
+class AdamWOptions(OptimizerOptions):
+    """AdamW for all parameters."""
 
 
 @options
-class MuonOptions(_Release):
+class MuonOptions(OptimizerOptions):
     """Muon for the linear maps inside the model; AdamW for the embedding, the head, convolutions, gains and biases.
 
     A matrix moves by its momentum made orthogonal, times 0.2 sqrt(its larger side): as far as under AdamW at that rate.
-
-    learning_rate  base rate of both, which the schedule multiplies
-    momentum      momentum of Muon
-    beta1         decay rate of AdamW's first moment
-    beta2         decay rate of AdamW's second moment
-    eps           added to the root of AdamW's second moment
-    weight_decay  decoupled decay of the matrices, including the embedding
-    release       for a grown model: the matrices keep their reduced learning rates for this many steps, and reach the
-                  full rate geometrically after as many more; None: they keep them
     """
 
-    learning_rate: Positive = 2e-3
-    momentum: Beta = 0.95
-    beta1: Beta = 0.9
-    beta2: Beta = 0.95
-    eps: Positive = 1e-8
-    weight_decay: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.1
-    release: PositiveInt | None = None
+    momentum: ClassVar[float] = 0.95
 
 
 #: optimizers by name

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from glissando.errors import ConfigError
 from glissando.sharding import copied, is_sharded, local, place
-from glissando.training.config import AdamWOptions, MuonOptions
+from glissando.training.config import MuonOptions, OptimizerOptions
 from glissando.training.muon import MuonWithAdamW, growth_rate
 from glissando.training.shares import Share, shares
 
@@ -34,12 +34,12 @@ def freeze(model: nn.Module, patterns: list[str]) -> None:
 
 
 def build_optimizer(
-    model: nn.Module, options: AdamWOptions | MuonOptions, grown: Mapping[str, list[float]], precision: str
+    model: nn.Module, options: OptimizerOptions, grown: Mapping[str, list[float]], precision: str
 ) -> torch.optim.Optimizer:
     """AdamW, or Muon with it, with the factors that growth has left; weight decay on matrices alone. `precision` is
     that of the training."""
     fused = not is_sharded(model)
-    if isinstance(options, AdamWOptions):
+    if not isinstance(options, MuonOptions):
         groups = optimizer_groups(model, grown, options.weight_decay, options.eps)
         return torch.optim.AdamW(groups, options.learning_rate, betas=(options.beta1, options.beta2), fused=fused)
     linear = [m for m in model.get_submodule("depth").modules() if isinstance(m, nn.Linear)]
@@ -91,9 +91,7 @@ def optimizer_groups(
     return list(groups.values())
 
 
-def set_rates(
-    optimizer: torch.optim.Optimizer, options: AdamWOptions | MuonOptions, step: int, learning_rate: float
-) -> None:
+def set_rates(optimizer: torch.optim.Optimizer, options: OptimizerOptions, step: int, learning_rate: float) -> None:
     """Each group's share of the learning rate; decay is by rate times weight decay, which release leaves alone."""
     for group in optimizer.param_groups:
         rate = group["rate"] ** options.held(step)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Annotated, Any, ClassVar
 
-from pydantic import Field, NonNegativeInt, PositiveInt
+from pydantic import Field, NonNegativeInt
 
 from glissando.config import Registry, options
 from glissando.errors import ConfigError
@@ -49,16 +49,7 @@ class ConstantOptions(ScheduleOptions):
 
 @options
 class PlateauOptions(ScheduleOptions):
-    """The rate is cut when the validation loss stops improving.
-
-    factor    factor by which a cut multiplies the rate
-    cuts      largest number of cuts
-    patience  number of validations without a new best loss before a cut
-    """
-
-    factor: Annotated[float, Field(gt=0, lt=1)] = 0.5
-    cuts: NonNegativeInt = 5
-    patience: PositiveInt = 3
+    """The rate is halved, at most five times, after each three validations without a new best loss."""
 
 
 @options
@@ -118,26 +109,24 @@ class Constant(Schedule):
 
 @SCHEDULES.register("plateau", PlateauOptions)
 class Plateau(Schedule):
-    """factor ** cuts: one cut whenever `patience` validations bring no new best loss.
-
-    As the Tauformer was trained: a warm-up, a constant, and a factor of 0.5 cut at most five times.
-    """
+    """cut ** cuts: one cut whenever `patience` validations bring no new best loss, as the Tauformer was trained."""
 
     kept = ("best", "waited", "cuts")
+    cut, most_cuts, patience = 0.5, 5, 3
 
     def __init__(self, config: PlateauOptions) -> None:
         super().__init__(config)
         self.best, self.waited, self.cuts = math.inf, 0, 0
 
     def shape(self, share: float, grad_norm: float) -> float:
-        return self.config.factor**self.cuts
+        return self.cut**self.cuts
 
     def observe_validation(self, loss: float) -> None:
         if loss < self.best:
             self.best, self.waited = loss, 0
             return
         self.waited += 1
-        if self.waited >= self.config.patience and self.cuts < self.config.cuts:
+        if self.waited >= self.patience and self.cuts < self.most_cuts:
             self.cuts, self.waited = self.cuts + 1, 0
 
 

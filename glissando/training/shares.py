@@ -21,7 +21,7 @@ class Share:
     """What growth has left to remember of a parameter: `copies` of each entry of a smaller model's, times `share`.
 
     The factors with which Adam moves every copy as it would have moved the entry, see glissando.widening.Grows.
-    `released` is what earlier trainings have given back of the learning rate, see AdamWOptions.
+    `released` is what earlier trainings have given back of the learning rate, see OptimizerOptions.
     """
 
     share: float = 1.0
@@ -33,7 +33,7 @@ class Share:
         return self.share * self.released
 
     def released_by(self, held: float) -> float:
-        """What has been given back of the learning rate once the part `held` of it is left, see AdamWOptions."""
+        """What has been given back of the learning rate once the part `held` of it is left, see OptimizerOptions."""
         return self.rate**held / self.share
 
     @property
@@ -76,6 +76,6 @@ def noted(share: float, copies: float, released: float) -> list[float]:
 
 
 def held_shares(config: Mapping[str, Any], checkpoint: Path | None) -> float:
-    """How much of growth's shares is left at the end of a run's training, see AdamWOptions."""
+    """How much of growth's shares is left at the end of a run's training, see OptimizerOptions."""
     options = OPTIMIZERS.read(config.get("training", {}).get("optimizer", {}))
     return 1.0 if checkpoint is None else options.held(checkpoint_step(checkpoint))

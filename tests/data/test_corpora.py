@@ -74,8 +74,8 @@ def configs(tmp_path: Path) -> dict[str, DataOptions]:
     small = {"seq_len": 32, "batch_size": 4}
     return {
         "text": TextOptions(**small, path=str(text)),
-        "jsonl": JsonlOptions(**small, path=str(lines), route_every=4),
-        "shift": ShiftOptions(**small, by=2, valid_pairs=8),
+        "jsonl": JsonlOptions(**small, path=str(lines), valid_fraction=0.25),
+        "shift": ShiftOptions(**small, valid_rows=8),
         "pairs": PairsOptions(**small, path=str(pairs)),
     }
 
@@ -264,18 +264,20 @@ FILE = "\nOne caf\u00e9.\n\nMore of it.\n<|endoftext|>\n\nTwo.\n<|endoftext|>\n"
 def test_a_file_of_a_data_set_is_its_own_text(hub: FakeHub, order_laws: Callable[[Corpus], None]) -> None:
     lines = [{"text": line} for line in (FILE * 9).split("\n")[:-1]]
     hub.rows = {"train": lines, "validation": lines[:8]}
-    corpus = HubCorpus(file="V2-train.txt", valid_file="V2-valid.txt", **OPTIONS)
+    corpus = HubCorpus(train_split="V2-train.txt", valid_split="V2-valid.txt", **OPTIONS)
     files = [call[2]["data_files"] for call in hub.calls]
     assert files == [{"validation": "V2-valid.txt"}, {"train": "V2-train.txt"}]
     assert ("".join(corpus.texts("train")), "".join(corpus.texts("valid"))) == (FILE * 9, FILE)
     order_laws(corpus)
-    HubCorpus(file="V2-train.txt", valid_file="V2-valid.txt", **OPTIONS)
+    HubCorpus(train_split="V2-train.txt", valid_split="V2-valid.txt", **OPTIONS)
     assert len(hub.calls) == 2
-    alone = HubCorpus(file="V2-train.txt", **OPTIONS).describe()  # its end is held out, and no split of another text
+    alone = HubCorpus(
+        train_split="V2-train.txt", **OPTIONS
+    ).describe()  # its end is held out, and no split of another text
     assert alone["path"] == alone["valid_path"]
     assert fetch(HubSplit("owner/name", "train", max_bytes=20, file="V2-train.txt")).read_text() == FILE[:24]
-    with pytest.raises(ConfigError, match=r"needs data\.file"):
-        HubCorpus(valid_file="V2-valid.txt", **OPTIONS)
+    with pytest.raises(ConfigError, match=r"valid_split test is a split and data\.train_split V2-train\.txt a file"):
+        HubCorpus(train_split="V2-train.txt", valid_split="test", **OPTIONS)
 
 
 def test_other_files_of_a_data_set_hold_rows(hub: FakeHub) -> None:

@@ -33,7 +33,7 @@ def write(path: Path, records: list[Any]) -> Path:
 
 @pytest.fixture
 def stream(tmp_path: Path) -> Path:
-    return write(tmp_path / "s.jsonl", [{"text": text, "id": 1} for text in TEXTS])
+    return write(tmp_path / "s.jsonl", [{"text": text, "more": text} for text in TEXTS])
 
 
 def train(corpus: Corpus, n: int, start: int = 0) -> list[Batch]:
@@ -50,27 +50,31 @@ def test_order_laws(tokenizer: Tokenizer, separate: bool, stream: Path, order_la
     order_laws(JsonlCorpus(tokenizer, path=stream, valid_path=stream if separate else None, **OPTIONS))
 
 
-@pytest.mark.parametrize("route_every", [2, 5, 20])
-def test_the_stream_is_the_file_in_order_and_each_target_comes_once(stream: Path, route_every: int) -> None:
-    corpus = JsonlCorpus(path=stream, route_every=route_every, valid_batches=10**6, **OPTIONS)
+@pytest.mark.parametrize("every", [2, 5, 20])
+def test_the_stream_is_the_file_in_order_and_each_target_comes_once(
+    stream: Path, every: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("glissando.data.jsonl.VALID_BATCHES", 10**6)
+    corpus = JsonlCorpus(path=stream, valid_fraction=1 / every, **OPTIONS)
     content = packed(TEXTS)
     n_blocks = (len(content) - 1) // 32
     held_out = list(corpus.batches("valid"))
-    assert len(held_out) == n_blocks // route_every
+    assert len(held_out) == n_blocks // every
     trained = train(corpus, n_blocks - len(held_out))
     streams = {"train": iter(trained), "valid": iter(held_out)}
     for block in range(n_blocks):
-        batch = next(streams["valid" if block % route_every == route_every - 1 else "train"])
+        batch = next(streams["valid" if block % every == every - 1 else "train"])
         assert bytes(batch.ids.flatten().tolist()) == content[block * 32 : block * 32 + 32]
         assert bytes(batch.targets.flatten().tolist()) == content[block * 32 + 1 : block * 32 + 33]
         assert batch.n_bytes == 32
         assert batch.mask is None
 
 
-def test_held_out_batches_stay_held_out_over_epochs(tmp_path: Path) -> None:
+def test_held_out_batches_stay_held_out_over_epochs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("glissando.data.jsonl.VALID_BATCHES", 10**6)
     texts = [" ".join(str(n) for n in range(5 * i, 5 * i + 5)) for i in range(300)]  # nothing comes twice
     path = write(tmp_path / "s.jsonl", [{"text": text} for text in texts])
-    corpus = JsonlCorpus(path=path, route_every=4, valid_batches=10**6, **OPTIONS)
+    corpus = JsonlCorpus(path=path, valid_fraction=0.25, **OPTIONS)
     n_blocks = (len(packed(texts)) - 1) // 32
     epoch = n_blocks - n_blocks // 4
     three = train(corpus, 3 * epoch)
@@ -90,7 +94,7 @@ def test_held_out_batches_stay_held_out_over_epochs(tmp_path: Path) -> None:
 def test_resuming_in_a_new_process_is_skipping(sizes: list[int], start: int, every: int, tmp_path: Path) -> None:
     """With and without an end of file in between."""
     path = write(tmp_path / "s.jsonl", [{"text": f"{i}-" * size} for i, size in enumerate(sizes)])
-    options = OPTIONS | {"batch_size": 2, "route_every": every}
+    options = OPTIONS | {"batch_size": 2, "valid_fraction": 1 / every}
     expected = train(JsonlCorpus(path=path, **options), start + 2)[start:]
     for _ in range(2):
         resumed = train(JsonlCorpus(path=path, **options), 2, start)
@@ -105,10 +109,10 @@ def test_lines_are_read_once_and_again_when_the_file_or_an_option_changes(
     monkeypatch.setattr(Fields, "parse", lambda self, line: read.append(line) or parse(self, line))
     expected = train(JsonlCorpus(path=stream, **OPTIONS), 1, 110)
     assert len(read) == len(TEXTS)
-    assert train(JsonlCorpus(path=stream, route_every=3, **OPTIONS), 1)
+    assert train(JsonlCorpus(path=stream, valid_fraction=0.3, **OPTIONS), 1)
     assert train(JsonlCorpus(path=stream, **OPTIONS), 1, 110)[0].ids.tolist() == expected[0].ids.tolist()
     assert len(read) == len(TEXTS)
-    train(JsonlCorpus(path=stream, strict=True, **OPTIONS), 1)
+    train(JsonlCorpus(path=stream, text_field="more", **OPTIONS), 1)
     assert len(read) == 2 * len(TEXTS)
     write(stream, [{"text": "new " + text} for text in TEXTS])
     fresh = JsonlCorpus(path=stream, **OPTIONS)
@@ -166,14 +170,15 @@ BAD_LINES = [
 
 
 @pytest.mark.parametrize(("line", "message"), BAD_LINES, ids=[message for _, message in BAD_LINES])
-def test_a_bad_line_is_counted_or_stops_when_strict(
-    line: bytes, message: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+def test_a_bad_line_is_counted(
+    line: bytes, message: str, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("glissando.data.jsonl.MAX_LINE_BYTES", 200_000)
     path = tmp_path / "s.jsonl"
     path.write_bytes(b"\n".join([GOOD] * 9 + [line] + [b"  "] + [GOOD] * 9 + [line]))
     clean = tmp_path / "clean.jsonl"
     clean.write_bytes(b"\n".join([GOOD] * 18))
-    options = OPTIONS | {"route_every": 2, "max_line_bytes": 200_000}
+    options = OPTIONS | {"valid_fraction": 0.5}
     with caplog.at_level(logging.WARNING):
         corpus = JsonlCorpus(path=path, **options)
         found, expected = train(corpus, 9), train(JsonlCorpus(path=clean, **options), 9)
@@ -181,14 +186,11 @@ def test_a_bad_line_is_counted_or_stops_when_strict(
     assert corpus.problems is not None
     assert "\n" not in corpus.problems
     assert corpus.problems.startswith(f"2 bad lines skipped in {path}")
-    assert corpus.problems.endswith("set data.strict true to stop at the first")
     assert JsonlCorpus(path=clean, **options).problems is None
     assert "line 10: " in corpus.problems
     assert "line 21: " in corpus.problems
     assert message in corpus.problems
     assert len(caplog.records) == 1
-    with pytest.raises(DataError, match=r"s\.jsonl, line 10: .*set data.strict false"):
-        train(JsonlCorpus(path=path, strict=True, **options), 9)
 
 
 @pytest.mark.parametrize(
@@ -196,11 +198,12 @@ def test_a_bad_line_is_counted_or_stops_when_strict(
 )
 def test_bad_labels_are_bad_lines(control: object, tmp_path: Path) -> None:
     path = write(tmp_path / "s.jsonl", [{"text": "t", "control": control}])
-    with pytest.raises(DataError, match="line 1: 'control'"):
-        JsonlCorpus(path=path, control_names=["a", "b"], strict=True, **OPTIONS).batches("train")
+    with pytest.raises(DataError, match="line 1: `control`"):
+        JsonlCorpus(path=path, control_names=["a", "b"], **OPTIONS).batches("train")
 
 
-def test_a_huge_line_is_not_held_in_memory(tmp_path: Path) -> None:
+def test_a_huge_line_is_not_held_in_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("glissando.data.jsonl.MAX_LINE_BYTES", 1 << 20)
     path = tmp_path / "s.jsonl"
     with path.open("wb") as file:
         for _ in range(20):
@@ -209,7 +212,7 @@ def test_a_huge_line_is_not_held_in_memory(tmp_path: Path) -> None:
         for _ in range(100):
             file.write(b"x" * (1 << 20))
         file.write(b'"}\n' + (GOOD + b"\n") * 20)
-    corpus = JsonlCorpus(path=path, route_every=2, max_line_bytes=1 << 20, **OPTIONS)
+    corpus = JsonlCorpus(path=path, valid_fraction=0.5, **OPTIONS)
     tracemalloc.start()
     train(corpus, 8)
     peak = tracemalloc.get_traced_memory()[1]
@@ -221,14 +224,14 @@ def test_a_huge_line_is_not_held_in_memory(tmp_path: Path) -> None:
 def test_too_little_is_refused_with_a_fix(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="too little to train on"):
         JsonlCorpus(path=write(tmp_path / "a.jsonl", [{"text": "x"}]), **OPTIONS).batches("train")
-    with pytest.raises(DataError, match=r"too little to validate on.*route_every"):
+    with pytest.raises(DataError, match=r"too little to validate on.*valid_fraction"):
         JsonlCorpus(path=write(tmp_path / "b.jsonl", [{"text": "x" * 100}]), **OPTIONS).batches("train")
     with pytest.raises(DataError, match=r"too little.*1 bad line skipped.*line 1"):
         JsonlCorpus(path=write(tmp_path / "c.jsonl", ["x"]), **OPTIONS).batches("train")
     with pytest.raises(DataError, match="no file"):
         JsonlCorpus(path=tmp_path / "none.jsonl", **OPTIONS)
-    with pytest.raises(ConfigError, match="route_every: expected a number of at least 2, got 1"):
-        JsonlCorpus(path=tmp_path / "a.jsonl", route_every=1, **OPTIONS)
+    with pytest.raises(ConfigError, match=r"valid_fraction of jsonl must be at most 0\.5, got 0\.9"):
+        JsonlCorpus(path=tmp_path / "a.jsonl", valid_fraction=0.9, **OPTIONS)
     for size in OPTIONS:
         with pytest.raises(ConfigError, match=f"{size}: expected a number greater than 0, got 0"):
             JsonlCorpus(path=tmp_path / "a.jsonl", **OPTIONS | {size: 0})
@@ -245,5 +248,5 @@ def test_prompts_come_from_held_out_text_and_texts_are_the_documents(stream: Pat
 def test_a_byte_order_mark_is_no_part_of_the_first_line(stream: Path, tmp_path: Path) -> None:
     marked = tmp_path / "marked.jsonl"
     marked.write_bytes(b"\xef\xbb\xbf" + stream.read_bytes())
-    found, expected = JsonlCorpus(path=marked, strict=True, **OPTIONS), JsonlCorpus(path=stream, **OPTIONS)
+    found, expected = JsonlCorpus(path=marked, **OPTIONS), JsonlCorpus(path=stream, **OPTIONS)
     assert [b.ids.tolist() for b in train(found, 3)] == [b.ids.tolist() for b in train(expected, 3)]

@@ -79,7 +79,7 @@ def joined(source: TextSource) -> str:
 def test_order_laws_of_a_pattern(
     tokenizer: Tokenizer, stride: int | None, texts: str, order_laws: Callable[[Corpus], None]
 ) -> None:
-    order_laws(TextCorpus(tokenizer, path=texts, stride=stride, eval_stride=5, seed=3, **OPTIONS))
+    order_laws(TextCorpus(tokenizer, path=texts, stride=stride, seed=3, **OPTIONS))
 
 
 @TOKENIZERS
@@ -139,7 +139,7 @@ def test_no_window_comes_twice_in_an_epoch_whatever_the_number_of_processes(worl
 def test_order_laws_of_several_jsonl_files(
     tokenizer: Tokenizer, separate: bool, documents: str, order_laws: Callable[[Corpus], None]
 ) -> None:
-    held_out: dict[str, Any] = {"valid_path": documents} if separate else {"route_every": 5}
+    held_out: dict[str, Any] = {"valid_path": documents} if separate else {"valid_fraction": 0.2}
     order_laws(JsonlCorpus(tokenizer, path=documents, **held_out, **OPTIONS))
 
 

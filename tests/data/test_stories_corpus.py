@@ -37,7 +37,7 @@ class Bytes:
 
 @pytest.fixture(scope="module")
 def corpus():
-    return StoriesCorpus(Bytes(), seq_len=512, batch_size=4, seed=7, valid_stories=18)
+    return StoriesCorpus(Bytes(), seq_len=512, batch_size=4, seed=7, valid_rows=18)
 
 
 @pytest.mark.parametrize(("seq_len", "at_least"), [(64, 1), (2000, 2)])
@@ -109,14 +109,14 @@ def test_texts_are_whole_stories(corpus):
 
 
 def test_held_out_stories_do_not_depend_on_the_seed(corpus):
-    other = StoriesCorpus(Bytes(), batch_size=4, seed=8, valid_stories=18)
+    other = StoriesCorpus(Bytes(), batch_size=4, seed=8, valid_rows=18)
     ours, theirs = next(corpus.batches("valid")), next(other.batches("valid"))
     assert torch.equal(ours.targets, theirs.targets)
     assert not torch.equal(next(corpus.batches("train")).ids[:, :400], next(other.batches("train")).ids[:, :400])
 
 
 def test_labelled_held_out_rows_carry_what_the_grammar_says_of_them():
-    corpus = StoriesCorpus(Bytes(), seq_len=64, batch_size=3, valid_stories=5, labelled=True)
+    corpus = StoriesCorpus(Bytes(), seq_len=64, batch_size=3, valid_rows=5, labelled=True)
     for batch in corpus.batches("valid"):
         for targets, control in zip(batch.targets, batch.control, strict=True):
             text = Bytes().decode(targets[targets != IGNORED].tolist())
@@ -149,7 +149,7 @@ def test_the_corpus_states_its_floor(corpus):
     assert corpus.entropy_floor == corpus.describe()["entropy_floor"] == entropy_floor()
 
 
-@pytest.mark.parametrize("name", ["seq_len", "batch_size", "valid_stories"])
+@pytest.mark.parametrize("name", ["seq_len", "batch_size", "valid_rows"])
 def test_sizes_must_be_positive(name):
     with pytest.raises(ConfigError, match=name):
         StoriesCorpus(Bytes(), **{name: 0})

@@ -87,7 +87,7 @@ def chi2(counts: Counter[Any], kinds: int) -> float:
     ("task", "options"),
     [
         ("recall", {}),
-        ("recall", {"pairs": 5, "queries": 2}),
+        ("recall", {"pairs": 5}),
         ("parity", {}),
         ("parity", {"min_len": 3, "max_len": 9, "valid_len": 20}),
         ("tracking", {}),
@@ -173,15 +173,14 @@ def test_they_are_generated_corpora_with_samples(task: str) -> None:
 # ---------------------------------------------------------------------- answers, worked out again
 
 
-@pytest.mark.parametrize(("pairs", "queries"), [(1, None), (16, None), (6, 2), (47, 47)])
-def test_recall_scores_the_values_of_the_keys_asked_for(pairs: int, queries: int | None) -> None:
-    corpus = RecallCorpus(pairs=pairs, queries=queries, seq_len=200, batch_size=16, valid_rows=10)
-    asked_for = queries or pairs
+@pytest.mark.parametrize("pairs", [1, 6, 16, 47])
+def test_recall_scores_the_values_of_the_keys_asked_for(pairs: int) -> None:
+    corpus = RecallCorpus(pairs=pairs, seq_len=200, batch_size=16, valid_rows=10)
     for read, said in trained(corpus, 3) + held_out(corpus):
         first = 2 * pairs
         keys, values, asked = read[0:first:2], read[1:first:2], read[first::2]
         assert len(set(keys)) == len(set(values)) == pairs
-        assert len(set(asked)) == len(asked) == asked_for
+        assert len(set(asked)) == len(asked) == pairs
         assert set(asked) <= set(keys)
         assert all("!" <= key <= "O" for key in keys)
         assert all("P" <= value <= "~" for value in values)
@@ -193,7 +192,7 @@ def test_recall_scores_the_values_of_the_keys_asked_for(pairs: int, queries: int
 
 
 def test_recall_is_even_over_keys_values_places_and_order() -> None:
-    found = trained(RecallCorpus(pairs=4, queries=3, batch_size=1000), 4)
+    found = trained(RecallCorpus(pairs=4, batch_size=1000), 4)
     assert chi2(Counter(read[0] for read, _ in found), 47) < 90
     assert chi2(Counter(read[7] for read, _ in found), 47) < 90
     orders = Counter(tuple(read[0:8:2].index(key) for key in read[8::2]) for read, _ in found)
@@ -344,11 +343,11 @@ def test_prompts_are_beginnings_that_lead_to_an_answer(task: str) -> None:
 
 def test_chance_of_recall_is_a_guess_among_what_was_not_said() -> None:
     assert RecallCorpus(pairs=1, valid_rows=9).chance()["chance_accuracy"] == pytest.approx(1 / 47)
-    found = RecallCorpus(pairs=3, queries=2).chance()
-    assert found["chance_accuracy"] == pytest.approx((1 / 47 + 1 / 46) / 2)
-    assert found["chance_bits"] == pytest.approx(math.log2(47 * 46) / 2)
-    assert found["unbound_accuracy"] == pytest.approx((1 / 3 + 1 / 2) / 2)
-    assert found["unbound_bits"] == pytest.approx(math.log2(3 * 2) / 2)
+    found = RecallCorpus(pairs=3).chance()
+    assert found["chance_accuracy"] == pytest.approx((1 / 47 + 1 / 46 + 1 / 45) / 3)
+    assert found["chance_bits"] == pytest.approx(math.log2(47 * 46 * 45) / 3)
+    assert found["unbound_accuracy"] == pytest.approx((1 / 3 + 1 / 2 + 1) / 3)
+    assert found["unbound_bits"] == pytest.approx(math.log2(3 * 2) / 3)
 
 
 def test_chance_of_parity_is_a_coin() -> None:
@@ -441,8 +440,6 @@ def test_a_vocabulary_without_a_character_is_refused() -> None:
     [
         ("recall", {"pairs": 0}, "pairs: expected a number of at least 1, got 0"),
         ("recall", {"pairs": 48, "seq_len": 999}, "pairs: expected a number of at most 47, got 48"),
-        ("recall", {"queries": 0}, "queries: expected a number greater than 0, got 0"),
-        ("recall", {"pairs": 4, "queries": 5}, r"from 1 to pairs \(4\).*got 5; raise pairs"),
         ("recall", {"seq_len": 63}, r"needs 64 tokens, more than seq_len 63; raise data\.seq_len to 64"),
         ("parity", {"min_len": 0}, "min_len 0 and max_len 40 must obey"),
         ("parity", {"min_len": 5, "max_len": 4}, "min_len 5 and max_len 4 must obey"),

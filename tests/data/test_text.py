@@ -72,7 +72,7 @@ def test_order_laws(
     prose: Path,
     order_laws: Callable[[Corpus], None],
 ) -> None:
-    order_laws(TextCorpus(tokenizer, path=prose, stride=stride, eval_stride=5, seed=3, **OPTIONS))
+    order_laws(TextCorpus(tokenizer, path=prose, stride=stride, seed=3, **OPTIONS))
 
 
 def test_windows_are_the_file_and_targets_are_one_ahead(prose: Path) -> None:
@@ -102,21 +102,18 @@ def test_a_stride_visits_every_window_once_an_epoch_in_a_new_order(tmp_path: Pat
     assert epochs[0] != epochs[1] != epochs[2]
 
 
-@given(size=st.integers(1, 200), stride=st.integers(1, 16), rows=st.integers(1, 5))
+@given(size=st.integers(1, 200), rows=st.integers(1, 5))
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
-def test_every_byte_of_a_held_out_file_is_scored_once_with_its_context(
-    size: int, stride: int, rows: int, tmp_path: Path
-) -> None:
+def test_every_byte_of_a_held_out_file_is_scored_once(size: int, rows: int, tmp_path: Path) -> None:
     content = bytes(np.random.default_rng(size).integers(1, 128, size).tolist())
     valid, text = write(tmp_path / "valid.txt", content), write(tmp_path / "t.txt", "x" * 16)
-    corpus = TextCorpus(path=text, valid_path=valid, eval_stride=stride, seq_len=16, batch_size=rows)
+    corpus = TextCorpus(path=text, valid_path=valid, seq_len=16, batch_size=rows)
     assert bytes(scored_tokens(corpus)) == content
     stream, n_bytes, position = bytes([corpus.tokenizer.eos_id]) + content, 0, 0
     for batch in corpus.batches("valid"):
         n_bytes += batch.n_bytes
         for row, targets in zip(batch.ids, batch.targets, strict=True):
             columns = torch.nonzero(targets != IGNORED).flatten().tolist()
-            assert position == 0 or columns[0] >= 16 - stride
             read = bytes(row[: columns[-1] + 1].tolist())
             position += len(columns)
             assert stream[:position].endswith(read)
@@ -132,9 +129,8 @@ def test_the_last_window_is_padded_and_masked(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("tokenizer", [BPE, wordpiece()], ids=["bpe", "wordpiece"])
-@pytest.mark.parametrize("eval_stride", [None, 3])
-def test_bytes_of_tokens_add_up_to_the_file(tokenizer: HFTokenizer, eval_stride: int | None, prose: Path) -> None:
-    corpus = TextCorpus(tokenizer, path=prose, valid_path=prose, eval_stride=eval_stride, **OPTIONS)
+def test_bytes_of_tokens_add_up_to_the_file(tokenizer: HFTokenizer, prose: Path) -> None:
+    corpus = TextCorpus(tokenizer, path=prose, valid_path=prose, **OPTIONS)
     batches = list(corpus.batches("valid"))
     assert sum(batch.n_bytes for batch in batches) == prose.stat().st_size
     assert all(batch.n_bytes > 0 for batch in train(corpus, 3))
@@ -256,7 +252,7 @@ def test_prompts_are_held_out_deterministic_and_texts_are_whole(prose: Path) -> 
         (None, "no file"),
         (b"", "is empty"),
         (b"short", "less than one window of 16"),
-        (b"one\ntwo\xfftail" * 20, "byte 7, line 2.*not UTF-8.*--data.encoding_errors ignore"),
+        (b"one\ntwo\xfftail" * 20, "byte 7, line 2.*not UTF-8.*iconv -f LATIN1"),
         (b"a" * 99 + b"\n\xe2\x82", "byte 100, line 2.*not UTF-8"),
         (b"a\nb\nc\0" + b"d" * 90, "byte 5, line 3.*NUL.*tr -d"),
         (("text of Windows" * 20).encode("utf-16"), "is UTF-16.*iconv"),
@@ -303,15 +299,13 @@ def test_defects_are_found_across_blocks(tmp_path: Path, monkeypatch: pytest.Mon
         assert line_number(other, expected.value.start) == line
 
 
-def test_bytes_that_are_no_text_can_be_allowed(tmp_path: Path) -> None:
+def test_bytes_that_are_no_text_are_dropped_with_all_that_is_not_ascii(tmp_path: Path) -> None:
     path = write(tmp_path / "t.txt", b"latin \xe9 text\n" * 40)
-    corpus = TextCorpus(path=path, encoding_errors="ignore", **OPTIONS)
-    assert any((batch.ids == 0xE9).any() for batch in train(corpus, 5))
-    assert "\ufffd" not in BPE.decode(
-        scored_tokens(TextCorpus(BPE, path=path, valid_path=path, encoding_errors="ignore", **OPTIONS))
-    )
-    shared = TextCorpus(wordpiece(), path=path, valid_path=path, encoding_errors="ignore", **OPTIONS)
-    assert sum(batch.n_bytes for batch in shared.batches("valid")) == len(b"latin  text\n" * 40)
+    corpus = TextCorpus(path=path, ascii_only=True, **OPTIONS)
+    assert all((batch.ids < 128).all() for batch in train(corpus, 5))
+    for tokenizer in (BPE, wordpiece()):
+        ascii_only = TextCorpus(tokenizer, path=path, valid_path=path, ascii_only=True, **OPTIONS)
+        assert sum(batch.n_bytes for batch in ascii_only.batches("valid")) == len(b"latin  text\n" * 40)
 
 
 @pytest.mark.parametrize(
@@ -319,7 +313,6 @@ def test_bytes_that_are_no_text_can_be_allowed(tmp_path: Path) -> None:
     [
         {"valid_fraction": 0.0},
         {"stride": 0},
-        {"eval_stride": 17},
         {"max_valid_bytes": 0},
         {"seq_len": 0},
         {"batch_size": 0},

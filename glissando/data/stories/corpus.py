@@ -69,7 +69,7 @@ class StoriesCorpus(RowCorpus):
         o = StoriesOptions(**options)
         self.tokenizer = tokenizer
         self.seq_len, self.batch_size, self.seed = o.seq_len, o.batch_size, o.seed
-        self.valid_stories, self.labelled, self.cut = o.valid_stories, o.labelled, o.cut
+        self.valid_rows, self.labelled, self.cut = o.valid_rows, o.labelled, o.cut
         self._streams: dict[int, tuple[int, list[Window]]] = {}  # of each row of a batch: its newest block of windows
         self.control_names = LABELS if self.labelled else ()
         self.entropy_floor = entropy_floor()
@@ -174,7 +174,7 @@ class StoriesCorpus(RowCorpus):
 
     @cached_property
     def _valid(self) -> list[list[Story]]:
-        stories = (generate(_HELD_OUT_SEED, "valid", index) for index in range(self.valid_stories))
+        stories = (generate(_HELD_OUT_SEED, "valid", index) for index in range(self.valid_rows))
         return [[story] for story in sorted(stories, key=lambda story: len(story.text))]
 
     def _valid_batches(self, start: int, shard: Shard) -> Iterator[Batch]:

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from glissando.mixers.attention.layer import Attention, _lowered
+from glissando.mixers.attention.layer import Attention
 from glissando.mixers.base import Context, placement
 from glissando.mixers.slots import at_last, latest_of
 from glissando.state import zeros_position
@@ -47,23 +47,21 @@ class FixedAttention(Attention):
         k: Tensor,
         v: Tensor,
         decay: Tensor | None,
-        importance: Tensor | None,
         state: Any,
         counts: Any,
         ctx: Context,
     ) -> Any:
         put = fixed_window(state.position, self.capacity) if self.config.window else fixed_slots(state.position)
-        total = state.total
+        total, decays, past = state.total, None, None
         if decay is not None:
             decay = decay + total.unsqueeze(-1)
             total = at_last(decay, counts, total)
-        lowered = _lowered(decay, importance)
+            decays, past = put(state.decay, decay)
         (keys, seen_keys), (values, seen_values) = put(state.k, k), put(state.v, v)
-        lowers, seen_lowers = (None, None) if lowered is None else put(state.decay, lowered)
         latest = latest_of(q, counts, state.latest)
-        after = FixedState(keys, values, lowers, total, latest, state.position + counts)
+        after = FixedState(keys, values, decays, total, latest, state.position + counts)
         visible = self._visible(state.position, q.shape[2], seen_keys.shape[2])
-        return seen_keys, seen_values, seen_lowers, decay, visible, after
+        return seen_keys, seen_values, past, decay, visible, after
 
     def _visible(self, position: Tensor, new: Any, slots: Any) -> Tensor:
         """bool (B, 1, T, slots)."""

@@ -1,7 +1,6 @@
-"""Softmax attention: RoPE, grouped heads, full or sliding window; optional forget gate, importance and output gate.
+"""Softmax attention: RoPE, grouped heads, full or sliding window; optional forget gate.
 
-    y_i = Wo [ silu(Wg x_i) * sum_j softmax_j( q_i . k_j / sqrt(K) + g_j + C_i - C_j ) v_j ]
-                                                                       over j <= i (and i - j < window)
+    y_i = Wo sum_j softmax_j( q_i . k_j / sqrt(K) + C_i - C_j ) v_j    over j <= i (and i - j < window)
     C_t = sum_{s <= t} log sigmoid(w_f . x_s + b_f)                    (forget gate; zero without it)
 
 With `keys: previous` a key is the query of the token before it, k_j = q_{j-1}: a token attends to what came right after
@@ -10,7 +9,7 @@ tokens like it. Like tokens have like queries before anything is learned, but fo
 With dt `rope` rotates by time, C_t sums dt log sigmoid, and a `window` still counts tokens; without `rope` and
 `forget_gate` nothing depends on time, and dt is refused.
 
-State: the keys and values of the tokens seen (of the last `window` ones), and with a forget gate or importance one
+State: the keys and values of the tokens seen (of the last `window` ones), and with a forget gate one
 number per key and head. Bytes per layer and row at context L, with G key/value heads: 2 G K L element_size, plus 8 H L;
 and H K element_size for the latest query with `keys: previous`.
 
@@ -24,23 +23,25 @@ from dataclasses import replace
 from typing import Annotated, Any, Literal, NamedTuple
 
 import torch
-import torch.nn.functional as F
 from pydantic import Field, PositiveInt
 from torch import Tensor, nn
 
-from glissando.config import options, starting
+from glissando.config import options, recorded
 from glissando.errors import ConfigError, NotCompiled
 from glissando.kernels.loop import exporting
-from glissando.kernels.precise import add, difference, rounded, wide, wide_zeros
+from glissando.kernels.precise import add, difference, wide_zeros
 from glissando.kernels.rope import rotate, rotation_after
 from glissando.mixers.attention.attend import attention
 from glissando.mixers.base import Context, Mixer, initialized, placement, register_mixer, require_parts
-from glissando.mixers.memory import Horizons, log_kept, start_forget_gate
-from glissando.mixers.rope import check_rope
+from glissando.mixers.memory import log_kept, start_forget_gate
+from glissando.mixers.rope import ROPE_BASE, check_rope
 from glissando.mixers.slots import append as append_slots
 from glissando.mixers.slots import at_last, cut, latest_of, shifted
 from glissando.state import zeros_position
 from glissando.widening import Growth, Lift, Table, append, append_pairs, join, linear, tables, tile
+
+#: initial horizons of the forget gates in tokens, from the first head to the last
+_HORIZONS = (8.0, 1024.0)
 
 
 @options
@@ -51,17 +52,13 @@ class AttentionConfig:
     kv_heads         G key/value heads, shared by groups of query heads; None: H
     head_size        K; None: hidden_size / heads
     keys             `own`: keys have their own projection; `previous`: a key is the query of the token before it
-    scale            factor of q . k; None: 1 / sqrt(K)
+    scale            factor of q . k; None: 1 / sqrt(K); growth sets it
     window           number of latest tokens that are visible; None: all
     bias             biases on the four projections
     rope             rotate queries and keys by position
-    rope_base        the slowest rotation is about 1 / rope_base
     rope_width       denominator of the frequencies' exponent; None: the head size
     rope_on_value    also rotate values, without rotating back, as the publication of the Minimal Transformer describes
     forget_gate      data-dependent decay of the logits, C
-    horizons         initial horizons of the forget gates in tokens, from the first head to the last
-    importance       add a linear map of x to the logits of each key, a number for each head
-    output_gate      multiply the output of the attention by silu of a linear map of x
     dropout          on the attention weights
     """
 
@@ -69,17 +66,13 @@ class AttentionConfig:
     kv_heads: PositiveInt | None = None
     head_size: PositiveInt | None = None
     keys: Literal["own", "previous"] = "own"
-    scale: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
+    scale: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = recorded(default=None)
     window: PositiveInt | None = None
     bias: bool = False
     rope: bool = True
-    rope_base: float = 10000.0
     rope_width: PositiveInt | None = None
     rope_on_value: bool = False
     forget_gate: bool = False
-    horizons: Horizons = starting(default=(8.0, 1024.0), of="mixer.forget")
-    importance: bool = False
-    output_gate: bool = False
     dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0
 
     def __post_init__(self) -> None:
@@ -98,7 +91,7 @@ class AttentionState(NamedTuple):
 
     k: Tensor  # (B, G, slots, K), already rotated
     v: Tensor  # (B, G, slots, K)
-    decay: Tensor | None  # (B, H, slots) wide: C - g at each key
+    decay: Tensor | None  # (B, H, slots) wide: C at each key
     total: Tensor | None  # (B, H) wide: C at the latest token
     latest: Tensor | None  # (B, H, K): rotated query of the latest token, the next one's key; 0 before any
     length: Tensor  # (B,) int64
@@ -143,13 +136,11 @@ class Attention(Mixer):
         self.qkv = nn.Linear(hidden_size, sum(self._split) * self.head_size, bias=c.bias)
         self.out = nn.Linear(inner, hidden_size, bias=c.bias)
         self.forget = nn.Linear(hidden_size, self.heads) if c.forget_gate else None
-        self.importance = nn.Linear(hidden_size, self.heads, bias=False) if c.importance else None
-        self.gate = nn.Linear(hidden_size, inner, bias=False) if c.output_gate else None
         initialized(self)
 
     def reset_parameters(self) -> None:
         if self.forget is not None:
-            start_forget_gate(self.forget, self.config.horizons)
+            start_forget_gate(self.forget, _HORIZONS)
 
     def init_state(
         self, batch_size: int, device: torch.device | None = None, dtype: torch.dtype | None = None
@@ -158,9 +149,9 @@ class Attention(Mixer):
         empty = torch.zeros(batch_size, self.kv_heads, 0, self.head_size, **place)
         position = zeros_position(batch_size, place["device"])
         decay = total = None
-        if self.forget is not None or self.importance is not None:
+        if self.forget is not None:
             decay = wide_zeros(batch_size, self.heads, 0, device=place["device"])
-            total = None if self.forget is None else wide_zeros(batch_size, self.heads, device=place["device"])
+            total = wide_zeros(batch_size, self.heads, device=place["device"])
         latest = empty.new_zeros(batch_size, self.heads, self.head_size) if self.shifts else None
         return AttentionState(empty, empty, decay, total, latest, position, position)
 
@@ -172,7 +163,7 @@ class Attention(Mixer):
         if c.rope:
             size, dtype, position = self.head_size, self.qkv.weight.dtype, None if state is None else state.position
             width = c.rope_width or size
-            table = rotation_after(position, x.shape[1], size, c.rope_base, width, dtype, x.device, ctx.dt)
+            table = rotation_after(position, x.shape[1], size, ROPE_BASE, width, dtype, x.device, ctx.dt)
             table = table.unsqueeze(-2)
         if not c.rope:
             parts = heads.split(self._split, 2)
@@ -184,26 +175,20 @@ class Attention(Mixer):
         q, k, v = (part.transpose(1, 2) for part in parts)  # (B, H, T, K), and twice (B, G, T, K)
         if self.shifts:
             k = shifted(q, None if state is None else state.latest)
-        # C over the tokens of x alone, and g: (B, H, T) wide, so that differences stay exact at any length.
-        decay = None if self.forget is None else log_kept(self.forget, x, ctx.dt)
-        importance = None if self.importance is None else wide(self.importance(x).transpose(1, 2))
+        # C over the tokens of x alone: (B, H, T) wide, so that differences stay exact at any length.
+        decay = past = None if self.forget is None else log_kept(self.forget, x, ctx.dt)
         visible: Tensor | str = "causal"
-        if state is None:
-            lowered = _lowered(decay, importance)
-        else:
+        if state is not None:
             # Without a mask a plain number will do: a token's cost in decoding is mostly in calls like these.
             counts = x.shape[1] if ctx.mask is None else ctx.counts(x)
-            k, v, lowered, decay, visible, state = self._cached(q, k, v, decay, importance, state, counts, ctx)
-        bias = None
-        if lowered is not None:
-            # Any constant per row may be added. With C at the middle query the keys that matter, those near the
-            # queries, have small exponents however long the past is.
-            bias = -rounded(lowered) if decay is None else difference(_middle(decay.detach()), lowered)
+            k, v, past, decay, visible, state = self._cached(q, k, v, decay, state, counts, ctx)
+        # Any constant per row may be added. With C at the middle query the keys that matter, those near the queries,
+        # have small exponents however long the past is.
+        bias = None if decay is None or past is None else difference(_middle(decay.detach()), past)
         window = c.window if isinstance(visible, str) and visible == "causal" and self._windowed(k.shape[2]) else None
         dropout = c.dropout if self.training else 0.0
         y = attention(q, k, v, visible=visible, window=window, key_bias=bias, scale=c.scale, dropout=dropout)  # type: ignore[arg-type]
-        y = y.transpose(1, 2).flatten(2)
-        return self.out(y if self.gate is None else y * F.silu(self.gate(x))), state
+        return self.out(y.transpose(1, 2).flatten(2)), state
 
     growth_axes = frozenset({"heads", "head_size"})
 
@@ -242,9 +227,7 @@ class Attention(Mixer):
             {
                 "qkv": linear(self.qkv, qkv, width),
                 "out": linear(self.out, width, heads * size),
-                "gate": linear(self.gate, heads * size, width),
                 "forget": linear(self.forget, heads, width),
-                "importance": linear(self.importance, heads, width),
             }
         )
 
@@ -255,20 +238,18 @@ class Attention(Mixer):
         parts = builder.linear(self.qkv.weight, self.qkv.bias, x)
         if c.rope:
             turned = sum(self._split) if c.rope_on_value else sum(self._split[:2])
-            builder.rotate(parts, builder.rope(size, c.rope_base, c.rope_width or size), turned, size)
+            builder.rotate(parts, builder.rope(size, ROPE_BASE, c.rope_width or size), turned, size)
         k = parts + heads * size
         v = k + self._split[1] * size
-        biases, lowered, total = builder.key_biases(self.forget, self.importance, x, heads)
+        biases, decay, total = builder.key_biases(self.forget, None, x, heads)
         keys, values = builder.keep_slots(groups, size), builder.keep_slots(groups, size)
         before = builder.keep_fixed(heads, size) if self.shifts else None
         y, scale = builder.register(heads * size), builder.number(c.scale or size**-0.5)
-        sizes = (heads, groups, size, self.forget is not None, self.importance is not None, self.shifts)
-        places = (keys.at, values.at, *builder.places(lowered, total, before))
+        sizes = (heads, groups, size, self.forget is not None, self.shifts)
+        places = (keys.at, values.at, *builder.places(decay, total, before))
         builder.emit("ATTENTION", parts, k, v, y, biases, *places, scale, *sizes)
-        if self.gate is not None:
-            y = builder.silu_product(builder.linear(self.gate.weight, None, x), y, heads * size)
         y = builder.linear(self.out.weight, self.out.bias, y)
-        return y, AttentionState(keys, values, lowered, total, before, builder.filled, builder.filled)
+        return y, AttentionState(keys, values, decay, total, before, builder.filled, builder.filled)
 
     def export_form(self, capacity: int) -> nn.Module:
         from glissando.mixers.attention.export import FixedAttention
@@ -285,14 +266,13 @@ class Attention(Mixer):
         k: Tensor,
         v: Tensor,
         decay: Tensor | None,
-        importance: Tensor | None,
         state: AttentionState,
         counts: Tensor | int,
         ctx: Context,
     ) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None, Tensor | str, AttentionState]:
-        """Visible keys, values and their C - g, C at the queries, which of the keys each query sees, and the state."""
-        has_decay = self.forget is not None or self.importance is not None
-        require_parts(state, decay=has_decay, total=self.forget is not None, latest=self.shifts)
+        """Visible keys, values and their C, C at the queries, which of the keys each query sees, and the state."""
+        has_decay = self.forget is not None
+        require_parts(state, decay=has_decay, total=has_decay, latest=self.shifts)
         lengths = state.length.tolist()
         new, end = k.shape[2], max(lengths, default=0) + k.shape[2]
         uniform = len(set(lengths)) <= 1
@@ -302,12 +282,9 @@ class Attention(Mixer):
 
         keys, values = append(state.k, k), append(state.v, v)
         decays, total = None, None
-        if decay is not None and state.total is not None:
+        if decay is not None and state.total is not None and state.decay is not None:
             decay = add(decay, state.total.unsqueeze(2))
-            total = at_last(decay, counts, state.total)
-        lowered = _lowered(decay, importance)
-        if lowered is not None and state.decay is not None:
-            decays = append(state.decay, lowered)
+            total, decays = at_last(decay, counts, state.total), append(state.decay, decay)
         # Slots that have left every row's window may still be there, see _keep_window.
         first = 0 if self.config.window is None else max(0, min(lengths, default=0) + 1 - self.config.window)
         visible = self._visible_with_past(state.length, new, first, end, uniform)
@@ -315,8 +292,8 @@ class Attention(Mixer):
         position = state.position + ctx.elapsed(counts)
         after = AttentionState(keys, values, decays, total, latest, state.length + counts, position)
         seen_keys, seen_values = (slots[:, :, first:end].to(q.dtype) for slots in (keys, values))
-        lowered = None if decays is None else decays[:, :, first:end]
-        return seen_keys, seen_values, lowered, decay, visible, self._keep_window(after, end, ctx.donate)
+        past = None if decays is None else decays[:, :, first:end]
+        return seen_keys, seen_values, past, decay, visible, self._keep_window(after, end, ctx.donate)
 
     def _visible_with_past(self, start: Tensor, new: int, first: int, end: int, uniform: bool) -> Tensor | str:
         """Which of the slots from `first` to `end` each query sees: query i of a row that held `start` tokens stands in
@@ -363,10 +340,3 @@ def _middle(decay: Tensor) -> Tensor:
     if exporting():  # an index of half the length holds for one length alone
         return decay.mean(-1, keepdim=True)
     return decay.narrow(2, decay.shape[2] // 2, 1)
-
-
-def _lowered(decay: Tensor | None, importance: Tensor | None) -> Tensor | None:
-    """C - g: what a key's logit is lowered by."""
-    if decay is None or importance is None:
-        return -importance if decay is None and importance is not None else decay
-    return add(decay, -importance)

@@ -36,15 +36,15 @@ def _products(query, keys, count, scale, scores):
 
 
 @kernel
-def step(q, k, v, biases, sizes, scale, keys, values, lowered, total, latest, filled, capacity, scores, y):
+def step(q, k, v, biases, sizes, scale, keys, values, decay, total, latest, filled, capacity, scores, y):
     """Softmax attention of one query a head.
 
-    q (H, K), k and v (G, K) as they are kept; biases (2 H): log sigmoid's argument of the forget gate, then importance
-    sizes    H, G, K, whether there is a forget gate, an importance, whether keys are earlier queries
-    lowered  C - g of each key (H, slots) float64; total (H,) float64: C; latest (H, K): the query before
+    q (H, K), k and v (G, K) as they are kept; biases (H): log sigmoid's argument of the forget gate
+    sizes  H, G, K, whether there is a forget gate, whether keys are earlier queries
+    decay  C of each key (H, slots) float64; total (H,) float64: C; latest (H, K): the query before
     """
     heads, groups, size = sizes[0], sizes[1], sizes[2]
-    has_decay, has_importance, shifts = sizes[3] != 0, sizes[4] != 0, sizes[5] != 0
+    has_decay, shifts = sizes[3] != 0, sizes[4] != 0
     count = filled + 1
     for g in range(groups):
         slot = (g * capacity + filled) * size
@@ -57,14 +57,11 @@ def step(q, k, v, biases, sizes, scale, keys, values, lowered, total, latest, fi
     for h in range(heads):
         begin = (h // (heads // groups)) * capacity * size
         _products(q[h * size : (h + 1) * size], keys[begin : begin + count * size], count, scale, scores)
-        if has_decay or has_importance:
-            own = lowered[h * capacity : (h + 1) * capacity]
-            if has_decay:
-                f = np.float64(biases[h])
-                total[h] += min(f, 0.0) - math.log1p(math.exp(-abs(f)))
-            own[filled] = (total[h] if has_decay else 0.0) - (biases[heads + h] if has_importance else np.float32(0))
-            middle = total[h] if has_decay else 0.0
+        if has_decay:
+            own, f = decay[h * capacity : (h + 1) * capacity], np.float64(biases[h])
+            total[h] += min(f, 0.0) - math.log1p(math.exp(-abs(f)))
+            own[filled] = total[h]
             for j in range(count):
-                scores[j] += np.float32(middle - own[j])
+                scores[j] += np.float32(total[h] - own[j])
         softmax_weights(scores, count)
         weighted_values(scores, count, values[begin : begin + count * size], size, y[h * size : (h + 1) * size])

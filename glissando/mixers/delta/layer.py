@@ -1,4 +1,4 @@
-"""The delta mixer: each head's state S (K, V) is an associative memory that follows an ODE during a token's time dt:
+"""The delta mixer: each head's state S (K, K) is an associative memory that follows an ODE during a token's time dt:
 
     dS/dt = -S / tau + beta k (v - S^T k)^T,      o = S^T q,      |q| = |k| = 1
 
@@ -10,12 +10,11 @@ decays. So with one tau a head the step is exact, and two half steps are one:
     a = exp(-dt / tau),   e = 1 - exp(-beta dt),   b = beta (1 - exp(-(beta + 1 / tau) dt)) / (beta + 1 / tau)
 
     1 / tau = 8 sigmoid(r + c) / horizon,      beta = softplus(z + c'),      r, z, q, k and v linear in x, v by silu
-    y = W_out (norm(o) * silu(g))                                                (without silu(g) if output_gate is off)
+    y = W_out (norm(o) * silu(g))
 
-A decay of each channel of the key, and a rotation of its pairs, do not commute with the write. They are split from it
-symmetrically, half a step before it and half after (Strang 1968, second order in dt; b = e with a decay a channel):
+A rotation of the key's pairs of channels does not commute with the write. It is split from it symmetrically, half a
+step before it and half after (Strang 1968, second order in dt):
 
-    decay: channel         diag(1 / tau) in the place of 1 / tau
     transition: rotate     dS/dt has the term Omega S: pair n of the key's channels turns at 2 sigmoid(w x) omega_n,
                            with a w a head. omega_n starts at 1, ..., 1 / horizons[1], the rates of a rotary embedding.
                            With dt, turns are computed in float64 from x on, for up to 1e9 radians a token; a token
@@ -27,11 +26,11 @@ symmetrically, half a step before it and half after (Strang 1968, second order i
     input: impulse         the state ages over dt, and is then written with the e and b of dt = 1, so that a token with
                            dt = 0 is stored too: for events. For `held`, as above, it is not
 
-State: S, 4 H K V bytes a layer and row in float32 (never less), and H K more with keys: previous; whatever the context.
+State: S, 4 H K^2 bytes a layer and row in float32 (never less), and H K more with keys: previous; whatever the context.
 
 Delta rule over time by chunks: Yang et al. 2024, arXiv 2406.06484; with decay: arXiv 2412.06464; its exact solution in
 continuous time: arXiv 2512.12602; negative eigenvalues: Grazzi et al. 2024, arXiv 2411.12537; several writes: Siems et
-al. 2025, arXiv 2502.10297; a decay a channel: Kimi Team 2025, arXiv 2510.26692; rotation: arXiv 2603.15569.
+al. 2025, arXiv 2502.10297; rotation: arXiv 2603.15569.
 """
 
 from __future__ import annotations
@@ -69,32 +68,26 @@ class DeltaConfig:
 
     heads        H
     key_size     K; None: hidden_size / heads
-    value_size   K_v; None: K
     keys         `own`: keys have their own projection; `previous`: a key is the query of the token before it
-    decay        one for each `head`, or one for each `channel` of the key
     transition   of the state along the key: `decay`, `rotate` or `reflect`
     writes       number of keys and values written at each token
-    output_gate  multiply what is read by silu of a linear map of x
     input        with dt: `held` over it, or an `impulse` whose strength does not depend on it
     horizons     initial decay times tau in tokens, from the first head to the last
     """
 
     heads: PositiveInt = 4
     key_size: PositiveInt | None = None
-    value_size: PositiveInt | None = None
     keys: Literal["own", "previous"] = "own"
-    decay: Literal["head", "channel"] = "head"
     transition: Literal["decay", "rotate", "reflect"] = "decay"
     writes: PositiveInt = 1
-    output_gate: bool = True
     input: Literal["held", "impulse"] = "held"
     horizons: Horizons = starting(default=(16.0, 1024.0), of="log_rate")
 
     def __post_init__(self) -> None:
-        if self.input == "impulse" and (self.decay == "channel" or self.transition == "rotate"):
+        if self.input == "impulse" and self.transition == "rotate":
             raise ConfigError(
-                "delta.input `impulse` ages the state before the write, and delta.decay `channel` and delta.transition "
-                "`rotate` do so half before it and half after: leave one of them out"
+                "delta.input `impulse` ages the state before the write, and delta.transition `rotate` does so half "
+                "before it and half after: leave one of them out"
             )
         if self.keys == "previous" and self.writes > 1:
             raise ConfigError(
@@ -103,7 +96,7 @@ class DeltaConfig:
 
 
 class DeltaState(NamedTuple):
-    s: Tensor  # (B, H, K, V), at least float32
+    s: Tensor  # (B, H, K, K), at least float32
     latest: Tensor | None  # (B, H, K): the query of the latest token, the next one's key; 0 before any
 
 
@@ -124,7 +117,6 @@ class Delta(Mixer):
                 "delta.key_size"
             )
         self.heads, self.key_size = c.heads, c.key_size or hidden_size // c.heads
-        self.value_size = c.value_size or self.key_size
         self.rotates = c.transition == "rotate"
         if self.rotates and self.key_size % 2:
             raise ConfigError(
@@ -134,20 +126,15 @@ class Delta(Mixer):
         counts = c.transition == "reflect" or (c.keys == "previous" and c.input == "held")
         self.accepts = frozenset({"mask"} if counts else {"mask", "dt"})
         h, keys = c.heads, c.heads * self.key_size
-        # A pair of channels that turns decays as one.
-        self.rates = 1 if c.decay == "head" else self.key_size // 2 if self.rotates else self.key_size
         own = 0 if c.keys == "previous" else keys
-        values = h * self.value_size
-        self.sizes = [
-            keys, c.writes * own, c.writes * values, c.writes * h, h * self.rates,
-            h if self.rotates else 0, values if c.output_gate else 0,
-        ]  # fmt: skip
+        turns = h if self.rotates else 0
+        self.sizes = [keys, c.writes * own, c.writes * keys, c.writes * h, h, turns, keys]
         self.project = nn.Linear(hidden_size, sum(self.sizes), bias=False)
-        self.out = nn.Linear(values, hidden_size, bias=False)
-        self.log_rate = nn.Parameter(torch.empty(h, self.rates))
-        self.decay_bias = nn.Parameter(torch.empty(h, self.rates))
+        self.out = nn.Linear(keys, hidden_size, bias=False)
+        self.log_rate = nn.Parameter(torch.empty(h, 1))
+        self.decay_bias = nn.Parameter(torch.empty(h, 1))
         self.write_bias = nn.Parameter(torch.empty(h))
-        self.norm = nn.Parameter(torch.empty(self.value_size))
+        self.norm = nn.Parameter(torch.empty(self.key_size))
         self.omega = nn.Parameter(torch.empty(h, self.key_size // 2)) if self.rotates else None
         initialized(self)
 
@@ -167,7 +154,7 @@ class Delta(Mixer):
     ) -> DeltaState:
         place = placement(self, device, dtype)
         place["dtype"] = torch.promote_types(place["dtype"], torch.float32)
-        s = torch.zeros(batch_size, self.heads, self.key_size, self.value_size, **place)
+        s = torch.zeros(batch_size, self.heads, self.key_size, self.key_size, **place)
         return DeltaState(s, s.new_zeros(s.shape[:3]) if self.config.keys == "previous" else None)
 
     def forward(
@@ -188,9 +175,9 @@ class Delta(Mixer):
                 k = delayed(before.latest.to(q.dtype).unsqueeze(1), q, 1).unsqueeze(2)
                 if state is not None:
                     latest = last_real(q, steps if ctx.mask is None else ctx.counts(x), before.latest)
-            v = F.silu(exact(v)).view(rows, steps, c.writes, self.heads, self.value_size)
+            v = F.silu(exact(v)).view(rows, steps, c.writes, self.heads, self.key_size)
             write = exact(write).view(rows, steps, c.writes, self.heads) + exact(self.write_bias)
-            rate = exact(decay).view(rows, steps, self.heads, self.rates) + exact(self.decay_bias)
+            rate = exact(decay).view(rows, steps, self.heads, 1) + exact(self.decay_bias)
             rate = exact(self.log_rate).exp() * 8 * torch.sigmoid(rate)  # 1 / tau
             held = ctx if c.input == "held" else ctx.without("dt")
             erase, store = self._strengths(write, rate, _time(exact(x).dtype, held), held.dt is not None)
@@ -198,20 +185,13 @@ class Delta(Mixer):
             if ctx.dt is not None:
                 rate = rate.clamp_max(_AT_REST)
 
-            g, decayed = -rate, rate.detach()
-            if self.rotates and c.decay == "channel":
-                rate = rate.repeat_interleave(2, -1)
-            if c.decay == "channel":
-                # Half of a token's decay falls after its write: it is met by its query and by the next token's write.
-                g = -0.5 * (rate + F.pad(rate, (0, 0, 0, 0, 1, 0))[:, :-1])
-                q = q * torch.exp(-0.5 * rate)
-            angle = None
+            g, angle = -rate, None
             if self.omega is not None:
                 # In the frame that turns with the state only keys and queries do; differences of angles count alone.
                 if ctx.dt is None:
                     turn = summed = 2 * torch.sigmoid(exact(turn)).unsqueeze(-1) * exact(self.omega) * dt
                 else:
-                    turn, summed = self._far_turns(x, ctx.dt, ctx.mask, decayed)
+                    turn, summed = self._far_turns(x, ctx.dt, ctx.mask, rate.detach())
                 angle = angle_sum(summed, 1)
                 k = _turned(k, -(angle - 0.5 * turn).unsqueeze(2))
                 q = _turned(q, -angle)
@@ -221,26 +201,23 @@ class Delta(Mixer):
                 k, v, erase, store = (part.squeeze(2) for part in (k, v, erase, store))
             o, s = delta_rule(q, k, v, g, erase, store, before.s.to(q.dtype), gaps=ctx.dt is not None)
             o = rms_norm(o[:, c.writes - 1 :: c.writes], exact(self.norm), 1e-6)
-            if state is not None:
-                if c.decay == "channel":
-                    s = s * torch.exp(-0.5 * rate[:, -1]).unsqueeze(-1)
-                if angle is not None:
-                    s = _turned(s.transpose(-1, -2), angle[:, -1].unsqueeze(-2)).transpose(-1, -2)
+            if state is not None and angle is not None:
+                s = _turned(s.transpose(-1, -2), angle[:, -1].unsqueeze(-2)).transpose(-1, -2)
         y = o.flatten(2).to(x.dtype)
-        y = self.out(y * F.silu(gate) if c.output_gate else y)
+        y = self.out(y * F.silu(gate))
         return y, None if state is None else DeltaState(s.to(before.s.dtype), latest)
 
     growth_axes = frozenset({"heads"})
 
     def flops(self, length: int) -> tuple[float, float]:
         """S^T k and k u' of each write, and S^T q: the definition's cost, whatever a chunked form spends."""
-        return 0.0, (4.0 * self.config.writes + 2.0) * self.heads * self.key_size * self.value_size
+        return 0.0, (4.0 * self.config.writes + 2.0) * self.heads * self.key_size**2
 
     @staticmethod
     def grow(options: DeltaConfig, hidden_size: int, by: Growth) -> DeltaConfig:
         """Heads times a factor, of the same size."""
         size, heads = options.key_size or hidden_size // options.heads, options.heads * by.factor("heads")
-        return replace(options, heads=heads, key_size=size, value_size=options.value_size or size)
+        return replace(options, heads=heads, key_size=size)
 
     def growth(self, grown: Delta, width: Lift) -> Table:
         heads, writes = tile(self.heads, grown.heads), self.config.writes
@@ -250,13 +227,13 @@ class Delta(Mixer):
             inner = size // (times * self.heads)
             if size:
                 parts.append(tile(times, times) * heads * tile(inner, inner))
-        rates, values = tile(self.rates, self.rates), tile(self.value_size, self.value_size)
+        one, values = tile(1, 1), tile(self.key_size, self.key_size)
         table: Table = {
             **tables(
                 {"project": linear(self.project, join(*parts), width), "out": linear(self.out, width, heads * values)}
             ),
-            "log_rate": Grows(heads, rates),
-            "decay_bias": Grows(heads, rates),
+            "log_rate": Grows(heads, one),
+            "decay_bias": Grows(heads, one),
             "write_bias": Grows(heads),
             "norm": Grows(values),
         }
@@ -264,20 +241,18 @@ class Delta(Mixer):
         return table if self.omega is None else table | {"omega": Grows(heads, tile(pairs, pairs))}
 
     def lower(self, builder: Any, x: int) -> tuple[int, Any]:
-        c, h, keys, values = self.config, self.heads, self.key_size, self.value_size
+        c, h, keys = self.config, self.heads, self.key_size
         shifts = c.keys == "previous"
-        s = builder.keep_fixed(h, keys, values)
+        s = builder.keep_fixed(h, keys, keys)
         latest = builder.keep_fixed(h, keys) if shifts else None
-        parts, y = builder.linear(self.project.weight, None, x), builder.register(h * values)
-        channels = 1 if self.rates == 1 else keys
-        work = builder.register(h * (c.writes * (channels + 2 + keys + values) + keys // 2))
+        parts, y = builder.linear(self.project.weight, None, x), builder.register(h * keys)
+        work = builder.register(h * (c.writes * (3 + 2 * keys) + keys // 2))
         rates = 8 * self.log_rate.float().exp()
         omega = [] if self.omega is None else [self.omega]
         vectors = builder.weights(rates, self.decay_bias, self.write_bias, self.norm, *omega)
-        sizes = (h, keys, values, c.writes, self.rates, self.rotates, c.transition == "reflect", shifts)
+        sizes = (h, keys, keys, c.writes, self.rotates, c.transition == "reflect", shifts)
         builder.emit("DELTA", parts, y, vectors, s.at, -1 if latest is None else latest.at, work, 0, *sizes)
-        if c.output_gate:
-            y = builder.silu_product(parts + sum(self.sizes[:-1]), y, h * values)
+        y = builder.silu_product(parts + sum(self.sizes[:-1]), y, h * keys)
         return builder.linear(self.out.weight, None, y), DeltaState(s, latest)
 
     def _strengths(self, write: Tensor, rate: Tensor, dt: Tensor | float, gaps: bool) -> tuple[Tensor, Tensor]:
@@ -289,7 +264,7 @@ class Delta(Mixer):
         beta = F.softplus(write)
         strength = beta * dt
         e = -torch.expm1(-strength)
-        if self.config.writes > 1 or self.config.decay == "channel":
+        if self.config.writes > 1:
             return e, e
         rate = rate.transpose(-1, -2)
         if gaps:
@@ -303,7 +278,7 @@ class Delta(Mixer):
         Twice: the second is for the sum over tokens, and has no gradient where the past is forgotten, as the gradients
         of the tokens behind would cancel but for rounding.
 
-        x (B, T, D); rate (B, T, H, rates), dt / tau. Raises InputError where a turn is not resolved and the state is
+        x (B, T, D); rate (B, T, H, 1), dt / tau. Raises InputError where a turn is not resolved and the state is
         not forgotten in its time; in a compiled graph, which depends on no value, the turn is NaN.
         """
         assert self.omega is not None

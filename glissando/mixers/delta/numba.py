@@ -1,6 +1,6 @@
 """The gated delta rule on a CPU: S stays in the first-level cache while time passes, compiled by Numba.
 
-q, k (B, T, H, K); v, o, w (B, T, H, V); a (B, T, H, 1 or K), the decay itself; e, b (B, T, H); s (B, H, K, V). `first`
+q, k (B, T, H, K); v, o, w (B, T, H, V); a (B, T, H, 1), the decay itself; e, b (B, T, H); s (B, H, K, V). `first`
 and `last` count heads of rows of the batch. See glissando/mixers/delta/scan.py for the equations.
 
 Inner loops are short and write to one or two arrays each: where more could overlap, they are not vectorised.
@@ -17,7 +17,7 @@ from glissando.kernels.exponentials import exp, expm1, sigmoid, softplus
 
 #: rows of the backward's matrices are padded to a multiple of it: sums over them take four or eight at a time
 _ROWS = 8
-_HALF, _ONE, _TWO = (np.float32(x) for x in (0.5, 1, 2))
+_ONE, _TWO = np.float32(1), np.float32(2)
 
 
 @kernel
@@ -25,7 +25,7 @@ def forward(q, k, v, a, e, b, s, o, kept, w, every, first, last):
     """s holds S_0 and leaves as S_T; where n > 0, kept (B, H, n, K, V) takes the state before every `every` tokens, and
     w what each token finds under its key."""
     heads, size, width = q.shape[2], q.shape[3], v.shape[3]
-    by_channel, keeps = a.shape[3] > 1, kept.shape[2] > 0
+    keeps = kept.shape[2] > 0
     u = np.empty(width, v.dtype)
     for row in range(first, last):
         i, h = row // heads, row % heads
@@ -33,11 +33,11 @@ def forward(q, k, v, a, e, b, s, o, kept, w, every, first, last):
         for t in range(q.shape[1]):
             if keeps and t % every == 0:
                 kept[i, h, t // every] = state
-            key, query, decay, value, out = k[i, t, h], q[i, t, h], a[i, t, h], v[i, t, h], o[i, t, h]
+            key, query, factor, value, out = k[i, t, h], q[i, t, h], a[i, t, h, 0], v[i, t, h], o[i, t, h]
             for j in range(width):
                 u[j] = 0
             for c in range(size):
-                factor, entry, line = decay[c if by_channel else 0], key[c], state[c]
+                entry, line = key[c], state[c]
                 for j in range(width):
                     line[j] *= factor
                     u[j] += entry * line[j]
@@ -57,24 +57,21 @@ def forward(q, k, v, a, e, b, s, o, kept, w, every, first, last):
 @kernel
 def _states(k, v, a, e, b, w, state, p, u, i, h, start, end):
     """P, transposed (V, K), and u of each token of head h from `start` to `end`, from the state before them."""
-    size, width, by_channel = k.shape[3], v.shape[3], a.shape[3] > 1
-    decay = np.empty(size, p.dtype)
+    size, width = k.shape[3], v.shape[3]
     for t in range(start, end):
-        n, erase, write = t - start, e[i, t, h], b[i, t, h]
+        n, erase, write, decay = t - start, e[i, t, h], b[i, t, h], a[i, t, h, 0]
         for j in range(width):
             u[n, j] = write * v[i, t, h, j] - erase * w[i, t, h, j]
-        for c in range(size):
-            decay[c] = a[i, t, h, c if by_channel else 0]
         if n == 0:
             for j in range(width):
                 for c in range(size):
-                    p[0, j, c] = decay[c] * state[c, j]
+                    p[0, j, c] = decay * state[c, j]
         else:
             key = k[i, t - 1, h]
             for j in range(width):
                 to, of, entry = p[n, j], p[n - 1, j], u[n - 1, j]
                 for c in range(size):
-                    to[c] = decay[c] * (of[c] + entry * key[c])
+                    to[c] = decay * (of[c] + entry * key[c])
 
 
 @kernel
@@ -100,15 +97,6 @@ def _add_products(to_x, to_y, x, y, m):
 
 
 @kernel
-def _add_column_sums(to, m, n):
-    """to += the sum of each column of m * n."""
-    for r in range(0, len(m), 4):
-        for c in range(len(to)):
-            low = m[r, c] * n[r, c] + m[r + 1, c] * n[r + 1, c]
-            to[c] += low + m[r + 2, c] * n[r + 2, c] + m[r + 3, c] * n[r + 3, c]
-
-
-@kernel
 def backward(  # noqa: C901 - one token's whole step back: calls within it would cost a third of its time
     q, k, v, a, e, b, do, kept, w, grad_s, grad_q, grad_k, grad_v, grad_g, grad_e, grad_b, every, first, last
 ):
@@ -118,15 +106,14 @@ def backward(  # noqa: C901 - one token's whole step back: calls within it would
     token, D <- a (D + k dw^T), is made when the token before it reads D: later_a and later_k are that a and k.
     """
     steps, heads, size, width = q.shape[1], q.shape[2], q.shape[3], v.shape[3]
-    by_channel, kind, padded = a.shape[3] > 1, v.dtype, -(-width // _ROWS) * _ROWS  # rows from `width` on stay 0
+    kind, padded = v.dtype, -(-width // _ROWS) * _ROWS  # rows from `width` on stay 0
     p, u, d = np.zeros((every, padded, size), kind), np.zeros((every, padded), kind), np.zeros((padded, size), kind)
     grad, du, dw = np.zeros(padded, kind), np.zeros(padded, kind), np.zeros(padded, kind)
-    dq, dk, by_p, dg = np.empty(size, kind), np.empty(size, kind), np.empty(size, kind), np.empty(size, kind)
-    later_a, later_k = np.empty(size, kind), np.empty(size, kind)
+    dq, dk, by_p, later_k = np.empty(size, kind), np.empty(size, kind), np.empty(size, kind), np.empty(size, kind)
     for row in range(first, last):
         i, h = row // heads, row % heads
         d[:width] = grad_s[i, h].T
-        later_a[:], later_k[:], dw[:] = 1, 0, 0
+        later_a, later_k[:], dw[:] = kind.type(1), 0, 0
         for part in range(kept.shape[2] - 1, -1, -1):
             start, end = part * every, min(steps, (part + 1) * every)
             _states(k, v, a, e, b, w, kept[i, h, part], p, u, i, h, start, end)
@@ -140,7 +127,7 @@ def backward(  # noqa: C901 - one token's whole step back: calls within it would
                 for j in range(width):
                     line, of_later, of_grad, total = d[j], dw[j], grad[j], kind.type(0)
                     for c in range(size):
-                        line[c] = later_a[c] * (line[c] + of_later * later_k[c]) + of_grad * query[c]
+                        line[c] = later_a * (line[c] + of_later * later_k[c]) + of_grad * query[c]
                         total += line[c] * key[c]
                     du[j] = total
                 for_write, for_erase, erase, write = kind.type(0), kind.type(0), e[i, t, h], b[i, t, h]
@@ -161,25 +148,18 @@ def backward(  # noqa: C901 - one token's whole step back: calls within it would
                     grad_q[i, t, h, c] = dq[c]
                 for c in range(size):
                     grad_k[i, t, h, c] = dk[c] + by_p[c]
-                # dg = rowsum((D + k dw^T) * P), or with one decay a head the sum of all
-                if by_channel:
-                    for c in range(size):
-                        dg[c] = key[c] * by_p[c]
-                    _add_column_sums(dg, d, before)
-                    grad_g[i, t, h] = dg
-                else:
-                    total, x, y = kind.type(0), d.reshape(padded * size), before.reshape(padded * size)
-                    for c in range(padded * size):
-                        total += x[c] * y[c]
-                    for j in range(width):
-                        total += w[i, t, h, j] * dw[j]
-                    grad_g[i, t, h, 0] = total
+                # dg = sum((D + k dw^T) * P)
+                total, x, y = kind.type(0), d.reshape(padded * size), before.reshape(padded * size)
+                for c in range(padded * size):
+                    total += x[c] * y[c]
+                for j in range(width):
+                    total += w[i, t, h, j] * dw[j]
+                grad_g[i, t, h, 0], later_a = total, a[i, t, h, 0]
                 for c in range(size):
-                    later_a[c] = a[i, t, h, c if by_channel else 0]
                     later_k[c] = key[c]
         for c in range(size):
             for j in range(width):
-                grad_s[i, h, c, j] = later_a[c] * (d[j, c] + dw[j] * later_k[c])
+                grad_s[i, h, c, j] = later_a * (d[j, c] + dw[j] * later_k[c])
 
 
 @kernel
@@ -224,41 +204,36 @@ def step(parts, sizes, vectors, s, latest, work, y):  # noqa: C901 - one token's
     """One decoded token: `forward` at T = writes, on what is made of the projection. S (H, K, V) flat, moved on.
 
     parts    q, k, v, write, decay and turn as the projection leaves them, one behind the other
-    sizes    H, K, V, writes, rates, whether it turns, whether writes reflect, whether keys are earlier queries
-    vectors  8 exp(log_rate) and the decay's bias (H, rates), the write's bias (H,), the norm (V,), omega (H, K / 2)
-    latest   (H, K) the query of the token before, where keys are such; work: H (writes (1 or K + 2 + K + V) + K / 2)
+    sizes    H, K, V, writes, whether it turns, whether writes reflect, whether keys are earlier queries
+    vectors  8 exp(log_rate) and the decay's bias (H,), the write's bias (H,), the norm (V,), omega (H, K / 2)
+    latest   (H, K) the query of the token before, where keys are such; work: H (writes (3 + K + V) + K / 2)
     """
-    heads, keys, values, writes, rates = sizes[0], sizes[1], sizes[2], sizes[3], sizes[4]
-    turns, reflects, shifts = sizes[5] != 0, sizes[6] != 0, sizes[7] != 0
-    by_channel, n, half = rates > 1, writes * heads, keys // 2
-    channels, exact = keys if by_channel else 1, writes == 1 and not by_channel
+    heads, keys, values, writes = sizes[0], sizes[1], sizes[2], sizes[3]
+    turns, reflects, shifts = sizes[4] != 0, sizes[5] != 0, sizes[6] != 0
+    n, half = writes * heads, keys // 2
     at_k = heads * keys
     at_v = at_k if shifts else at_k + n * keys
     at_write = at_v + n * values
     at_decay = at_write + n
-    at_turn = at_decay + heads * rates
-    bias, write_bias = vectors[heads * rates :], vectors[2 * heads * rates :]
+    at_turn = at_decay + heads
+    bias, write_bias = vectors[heads:], vectors[2 * heads :]
     norm, omega = write_bias[heads:], write_bias[heads + values :]
     k, v = latest[: n * keys] if shifts else parts[at_k:at_v], parts[at_v:at_write]
-    a, e, b = work[: n * channels], work[n * channels : n * (channels + 1)], work[n * (channels + 1) :]
+    a, e, b = work[:n], work[n : 2 * n], work[2 * n :]
     queries, out = b[n:], b[n + n * keys :]
     angle, one = out[n * values :], _ONE
-    for i in range(heads * channels, n * channels):
+    for i in range(heads, n):
         a[i] = one  # a token decays once, before its first write
     for i in range(n * values):
         v[i] *= sigmoid(v[i])
     for h in range(heads):
         q, state = parts[h * keys : (h + 1) * keys], s[h * keys * values : (h + 1) * keys * values]
         _normalized(q)
-        rate = np.float32(0)
-        for c in range(channels):
-            i = h * rates + (c * rates // keys if by_channel else 0)
-            rate = vectors[i] * sigmoid(parts[at_decay + i] + bias[i])
-            # With a decay a channel one half falls before the writes, and the other between them and the query.
-            a[h * channels + c] = exp(-(_HALF * rate if by_channel else rate))
+        rate = vectors[h] * sigmoid(parts[at_decay + h] + bias[h])
+        a[h] = exp(-rate)
         for w in range(writes):
             i = w * heads + h
-            e[i], b[i] = _strengths(parts[at_write + i] + write_bias[h], rate, reflects, exact)
+            e[i], b[i] = _strengths(parts[at_write + i] + write_bias[h], rate, reflects, writes == 1)
             if not shifts:
                 key = k[i * keys : (i + 1) * keys]
                 for c in range(keys):
@@ -266,7 +241,7 @@ def step(parts, sizes, vectors, s, latest, work, y):  # noqa: C901 - one token's
                 _normalized(key)
         query = queries[((writes - 1) * heads + h) * keys : ((writes - 1) * heads + h + 1) * keys]
         for c in range(keys):
-            query[c] = q[c] * a[h * keys + c] if by_channel else q[c]
+            query[c] = q[c]
         if turns:
             own = angle[h * half : (h + 1) * half]
             for i in range(half):
@@ -276,7 +251,7 @@ def step(parts, sizes, vectors, s, latest, work, y):  # noqa: C901 - one token's
     none = work[:0]
     forward(
         queries[: n * keys].reshape(1, writes, heads, keys), k.reshape(1, writes, heads, keys),
-        v.reshape(1, writes, heads, values), a.reshape(1, writes, heads, channels), e.reshape(1, writes, heads),
+        v.reshape(1, writes, heads, values), a.reshape(1, writes, heads, 1), e.reshape(1, writes, heads),
         b[:n].reshape(1, writes, heads), s[: heads * keys * values].reshape(1, heads, keys, values),
         out[: n * values].reshape(1, writes, heads, values), none.reshape(1, 1, 0, 1, 1), none.reshape(0, 1, 1, 1),
         1, 0, heads,
@@ -285,11 +260,6 @@ def step(parts, sizes, vectors, s, latest, work, y):  # noqa: C901 - one token's
         state = s[h * keys * values : (h + 1) * keys * values]
         if turns:
             _turn(state, angle[h * half : (h + 1) * half], values, one)
-        if by_channel:
-            for c in range(keys):
-                row = state[c * values : (c + 1) * values]
-                for j in range(values):
-                    row[j] *= a[h * keys + c]
         read, total = out[((writes - 1) * heads + h) * values :], np.float32(0)
         for j in range(values):
             total += read[j] * read[j]

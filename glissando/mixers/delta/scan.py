@@ -1,17 +1,17 @@
 """The gated delta rule: a recurrence whose state S (K, V) of each head is an associative memory.
 
-    S_t = (I - e_t k_t k_t^T) diag(exp(g_t)) S_{t-1} + b_t k_t v_t^T,      o_t = S_t^T q_t
+    S_t = (I - e_t k_t k_t^T) exp(g_t) S_{t-1} + b_t k_t v_t^T,      o_t = S_t^T q_t
 
-Backward, with D the gradient at S_t, P_t = diag(exp(g_t)) S_{t-1}, w_t = P_t^T k_t and u_t = b_t v_t - e_t w_t:
+Backward, with D the gradient at S_t, P_t = exp(g_t) S_{t-1}, w_t = P_t^T k_t and u_t = b_t v_t - e_t w_t:
 
     D <- D + q_t do_t^T,    dq_t = S_t do_t,    du = D^T k_t,    dw = -e_t du
     dv_t = b_t du,   db_t = v_t . du,   de_t = -w_t . du,   dk_t = D u_t + P_t dw
-    D <- D + k_t dw^T,      dg_t = rowsum(D * P_t),     D <- diag(exp(g_t)) D
+    D <- D + k_t dw^T,      dg_t = sum(D * P_t),     D <- exp(g_t) D
 
 `chunked` needs no loop over tokens. Within a chunk, with G_t the sum of g from its start and S_0 the state before it,
 
-    S_t = diag(exp(G_t)) S_0 + sum_{j <= t} diag(exp(G_t - G_j)) k_j u_j^T
-    u_t + e_t sum_{j < t} (k_t^T diag(exp(G_t - G_j)) k_j) u_j = b_t v_t - e_t (diag(exp(G_t)) S_0)^T k_t
+    S_t = exp(G_t) S_0 + sum_{j <= t} exp(G_t - G_j) k_j u_j^T
+    u_t + e_t sum_{j < t} exp(G_t - G_j) (k_t . k_j) u_j = b_t v_t - e_t exp(G_t) S_0^T k_t
 
 a unit lower triangular system for all u of the chunk at once, affine in S_0. So is the state at the chunk's end, S_0 ->
 A S_0 + X, and such maps are joined in pairs: log2 N steps for N chunks.
@@ -42,8 +42,8 @@ from glissando.kernels.precise import cumulative, difference, rounded
 
 Backend = Literal["auto", "reference", "chunked", "numba"]
 
-#: tokens of a chunk with one decay a head, with one a channel, and between the states that the kernel keeps
-_CHUNK, _CHANNEL_CHUNK, KEPT_EVERY = 64, 16, 64
+#: tokens of a chunk, and between the states that the kernel keeps
+_CHUNK, KEPT_EVERY = 64, 64
 
 
 def delta_rule(
@@ -61,7 +61,7 @@ def delta_rule(
 
     q, k   (B, T, H, K), any T >= 1; the transition contracts where |k| = 1 and 0 <= e <= 2
     v      (B, T, H, V)
-    g      (B, T, H, 1), the logarithm of the decay, at most 0; or (B, T, H, K), one a channel of the key
+    g      (B, T, H, 1), the logarithm of the decay, at most 0
     e, b   (B, T, H)
     s0     (B, H, K, V)
     gaps   g may be as low as -100: its sums within a chunk need more digits than its own type has
@@ -81,12 +81,11 @@ def delta_rule(
             f"delta_rule: q must be (B, T >= 1, H, K) and v (B, T, H, V), got {tuple(q.shape)} and {tuple(v.shape)}"
         )
     rows, steps, heads, size = q.shape
-    channels = size if g.shape[-1:] == (size,) else 1
     require_shapes(
         "delta_rule",
         k=(k, q.shape),
         v=(v, (rows, steps, heads, v.shape[-1])),
-        g=(g, (rows, steps, heads, channels)),
+        g=(g, (rows, steps, heads, 1)),
         e=(e, (rows, steps, heads)),
         b=(b, (rows, steps, heads)),
         s0=(s0, (rows, heads, size, v.shape[-1])),
@@ -130,8 +129,8 @@ def _step(carry: tuple[Tensor, ...], now: tuple[Tensor, ...]) -> tuple[tuple[Ten
 def _chunked(
     q: Tensor, k: Tensor, v: Tensor, g: Tensor, e: Tensor, b: Tensor, s0: Tensor, gaps: bool
 ) -> tuple[Tensor, Tensor]:
-    steps, by_head = q.shape[1], g.shape[-1] == 1
-    chunk = min(_CHUNK if by_head else _CHANNEL_CHUNK, steps)
+    steps = q.shape[1]
+    chunk = min(_CHUNK, steps)
     count = -(-steps // chunk)
 
     def cut(x: Tensor) -> Tensor:
@@ -147,13 +146,9 @@ def _chunked(
     to_end = less(total[:, :, :, -1:], total).to(g.dtype).exp()
     between = less(total[:, :, :, :, None], total[:, :, :, None]).to(g.dtype)
     earlier = torch.ones(chunk, chunk, dtype=torch.bool, device=q.device).tril()
-    if by_head:
-        # Differences of later pairs would overflow: they are masked before the exponential.
-        decay = between.squeeze(-1).masked_fill(~earlier, -torch.inf).exp()
-        keys, queries = (k @ k.transpose(-1, -2)) * decay, (q @ k.transpose(-1, -2)) * decay
-    else:
-        decay = between.masked_fill(~earlier.unsqueeze(-1), -torch.inf).exp()
-        keys, queries = (torch.einsum("...tc,...jc,...tjc->...tj", x, k, decay) for x in (k, q))
+    # Differences of later pairs would overflow: they are masked before the exponential.
+    decay = between.squeeze(-1).masked_fill(~earlier, -torch.inf).exp()
+    keys, queries = (k @ k.transpose(-1, -2)) * decay, (q @ k.transpose(-1, -2)) * decay
     system = (e * keys).tril(-1) + torch.eye(chunk, dtype=q.dtype, device=q.device)
     sides = torch.cat([b * v, e * kept * k], -1)
     own, by_state = torch.linalg.solve_triangular(system, sides, upper=False, unitriangular=True).split(

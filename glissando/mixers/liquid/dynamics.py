@@ -35,9 +35,6 @@ class LiquidConfig:
     layer             the layer around the dynamics: `gated` or `published`
     state_dependence  tau depends on the state, and not only on the input
     adaptation        initial range in which tau may change, between 0.001 and 0.999
-    tau               initial tau0, between 0.01 and 10
-    init              dense: initial A, 0.1 times HiPPO-LegS (`hippo`, or None) or 0.1 times normal numbers (`random`)
-    dt                dense: the time of a token if none is given, and the unit of given times; None: 1
     steps             diagonal: initial steps of the modes are spread logarithmically from the first to the second;
                       None: [0.001, 0.1]
     coupled           diagonal: divide the input by tau, as in a liquid time-constant cell
@@ -51,9 +48,6 @@ class LiquidConfig:
     layer: Literal["gated", "published"] = "gated"
     state_dependence: bool = True
     adaptation: Annotated[float, Field(gt=0.001, lt=0.999)] = starting(default=0.1, of="raw_adaptation")
-    tau: Annotated[float, Field(gt=0.01, lt=10)] = starting(default=1.0, of="raw_tau")
-    init: Literal["hippo", "random"] | None = starting(default=None, of="dynamics.a")
-    dt: Positive | None = None
     steps: tuple[Positive, Positive] | None = starting(default=None, of="log_step")
     coupled: bool | None = None
     turns: Literal["legs", "matched"] | None = starting(default=None, of="dynamics.turn")
@@ -62,10 +56,10 @@ class LiquidConfig:
     def __post_init__(self) -> None:
         if self.steps is not None and self.steps[0] > self.steps[1]:
             raise ConfigError(f"liquid.steps must be two numbers in order, got {list(self.steps)}")
-        for kind, names in (("diagonal", ("steps", "coupled", "turns")), ("dense", ("init", "dt"))):
-            if given := [name for name in names if self.dynamics != kind and getattr(self, name) is not None]:
+        for name in ("steps", "coupled", "turns"):
+            if self.dynamics != "diagonal" and getattr(self, name) is not None:
                 raise ConfigError(
-                    f"liquid.{given[0]} is of {kind} dynamics, and liquid.dynamics is `{self.dynamics}`; leave it out"
+                    f"liquid.{name} is of diagonal dynamics, and liquid.dynamics is `{self.dynamics}`; leave it out"
                 )
         if self.layer == "gated" and self.dropout:
             raise ConfigError(
@@ -96,7 +90,7 @@ class _Adaptive(nn.Module):
     @torch.no_grad()
     def _reset(self) -> None:
         low, high = _TAU
-        self.raw_tau.fill_(_logit(math.log(self.config.tau / low) / math.log(high / low)))
+        self.raw_tau.fill_(_logit(math.log(1 / low) / math.log(high / low)))  # tau0 = 1
         low, high = _ADAPT
         self.raw_adaptation.fill_(_logit((self.config.adaptation - low) / (high - low)))
 
@@ -228,12 +222,9 @@ class Dense(_Adaptive):
 
     @torch.no_grad()
     def initialize(self) -> None:
-        """A = 0.1 HiPPO-LegS, or ~ N(0, 0.1) as B is."""
+        """A = 0.1 HiPPO-LegS, B ~ N(0, 0.1)."""
         self._reset()
-        if self.config.init == "random":
-            nn.init.normal_(self.a, std=0.1)
-        else:
-            self.a.copy_(0.1 * hippo_legs(self.size)[0])
+        self.a.copy_(0.1 * hippo_legs(self.size)[0])
         nn.init.normal_(self.b, std=0.1)
 
     def forward(
@@ -245,7 +236,7 @@ class Dense(_Adaptive):
     @torch.no_grad()
     def time_constants(self, inputs: tuple[Tensor, ...], before: Tensor, dt: Tensor | None) -> Tensor:
         """tau (B, T, N): in units of dt."""
-        return self._run(inputs, before, dt)[1] / (self.config.dt or 1)
+        return self._run(inputs, before, dt)[1]
 
     def _run(self, inputs: tuple[Tensor, ...], before: Tensor, dt: Tensor | None) -> tuple[Tensor, Tensor]:
         u = inputs[0]
@@ -258,7 +249,7 @@ class Dense(_Adaptive):
         states, taus = [], []
         for now, drive, time in zip(u.unbind(1), entry.unbind(1), times.unbind(1), strict=True):
             tau = self._tau(x, now)
-            x = self._advance(x, drive, tau, time.to(x.dtype) * (self.config.dt or 1))
+            x = self._advance(x, drive, tau, time.to(x.dtype))
             states.append(x)
             taus.append(tau)
         return torch.stack(states, 1), torch.stack(taus, 1)

@@ -41,7 +41,7 @@ class PairedSpectral(Spectral):
             share = torch.tanh(modulus * exact(self.gate_alpha) + phi * exact(self.gate_beta))
             real, imag = real * share, imag * share
         if c.projections:
-            if rate is not None and self.decay_bias is not None:
+            if rate is not None:
                 gamma = 8 * gamma * torch.sigmoid(exact(rate) + exact(self.decay_bias))
             scale = torch.sqrt((-torch.expm1(-2 * gamma)).clamp_min(torch.finfo(gamma.dtype).tiny))
             real, imag = real * scale, None if imag is None else imag * scale

@@ -2,9 +2,9 @@
 
 With projections, for N complex channels (v, r and g are linear in x):
 
-    lambda_t = exp(-gamma_t + i w),   gamma_t = gamma * 8 sigmoid(r_t + b)     (gamma_t = gamma if decay is `constant`)
+    lambda_t = exp(-gamma_t + i w),   gamma_t = gamma * 8 sigmoid(r_t + b)
     h_t = lambda_t h_{t-1} + sqrt(1 - |lambda_t|^2) u_t
-    y_t = W_out ([Re h_t, Im h_t] * silu(g_t))                                 (without silu(g) if output_gate is off)
+    y_t = W_out ([Re h_t, Im h_t] * silu(g_t))
 
 Without them, the Continuous Transformer's operator: the pairs of x are the channels, h_t = lambda h_{t-1} + u_t, y = h.
 With dt the state ages by lambda^dt, and u_t is weighed as with dt = 1: K is an exponential in time, so that this is
@@ -27,14 +27,14 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
-from pydantic import Field, PositiveInt
+from pydantic import PositiveInt
 from torch import Tensor, nn
 
-from glissando.config import options, starting
+from glissando.config import options
 from glissando.errors import ConfigError, NotCompiled
 from glissando.kernels.precise import widest
 from glissando.kernels.scan import scan, scan_pairs
@@ -53,32 +53,25 @@ class SpectralConfig:
 
     projections   learned maps into and out of the channels; without them, pairs of entries of x are the channels
     channels      N, with projections; None: hidden_size
-    decay         with projections: `input` (or None): depends on the token; `constant`: does not
-    output_gate   with projections: multiply the channels by silu of a linear map of x; None: true
     filter        the rational filter over channels
     phase_gate    the gate by modulus and phase
-    horizon       with projections: initial decay times 1 / gamma are spread from 1 to this many tokens; None: 32
     """
 
     projections: bool = True
     channels: PositiveInt | None = None
-    decay: Literal["input", "constant"] | None = None
-    output_gate: bool | None = None
     filter: bool = False
     phase_gate: bool = False
-    horizon: Annotated[float, Field(ge=1, allow_inf_nan=False)] | None = starting(default=None, of="log_gamma")
 
     def __post_init__(self) -> None:
-        for name in ("channels", "decay", "output_gate", "horizon"):
-            if not self.projections and getattr(self, name) is not None:
-                raise ConfigError(
-                    f"spectral.{name} needs spectral.projections, which is off; leave it out or turn projections on"
-                )
+        if self.channels is not None and not self.projections:
+            raise ConfigError(
+                "spectral.channels needs spectral.projections, which is off; leave it out or turn projections on"
+            )
 
 
 #: decay times after which nothing of a state is left
 _AT_REST = 100.0
-#: the best of 8, 32 and 1000 tokens in docs/continuous-transformer.md
+#: initial decay times 1 / gamma are spread from 1 to so many tokens: the best of 8, 32 and 1000
 _HORIZON = 32.0
 
 
@@ -128,14 +121,10 @@ class Spectral(Mixer):
             self.gate_beta = nn.Parameter(torch.empty(n))
         if c.projections:
             # What is filtered or gated by phase is complex; otherwise one number a channel goes in.
-            self.sizes = [
-                2 * n if c.filter or c.phase_gate else n,
-                0 if c.decay == "constant" else n,
-                0 if c.output_gate is False else 2 * n,
-            ]
+            self.sizes = [2 * n if c.filter or c.phase_gate else n, n, 2 * n]
             self.project = nn.Linear(hidden_size, sum(self.sizes), bias=False)
             self.out = nn.Linear(2 * n, hidden_size, bias=False)
-            self.decay_bias = None if c.decay == "constant" else nn.Parameter(torch.empty(n))
+            self.decay_bias = nn.Parameter(torch.empty(n))
         initialized(self)
 
     @torch.no_grad()
@@ -154,12 +143,10 @@ class Spectral(Mixer):
             roots = torch.sqrt(2 * torch.arange(n, dtype=torch.float64, device="cpu") + 1)
             self.omega.copy_(torch.exp(-roots / roots.max() * math.log(1e4)))
             return
-        horizons = torch.logspace(0, math.log10(c.horizon or _HORIZON), n)
+        horizons = torch.logspace(0, math.log10(_HORIZON), n)
         self.log_gamma.copy_(-horizons.log())
         self.omega.copy_(starting_turns(horizons))
-        if self.decay_bias is not None:
-            # 8 sigmoid(b) = 1: with r = 0 a channel decays at gamma.
-            self.decay_bias.fill_(-math.log(7))
+        self.decay_bias.fill_(-math.log(7))  # 8 sigmoid(b) = 1: with r = 0 a channel decays at gamma
 
     def init_state(
         self, batch_size: int, device: torch.device | None = None, dtype: torch.dtype | None = None
@@ -175,7 +162,7 @@ class Spectral(Mixer):
         the input."""
         constants = self._derive()
         gamma = constants.gamma
-        if self.config.projections and self.decay_bias is not None:
+        if self.config.projections:
             gamma = gamma * 8 * torch.sigmoid(exact(self.decay_bias))
         return gamma, constants.turn
 
@@ -254,10 +241,10 @@ class Spectral(Mixer):
         if self.config.phase_gate:
             table |= {"gate_alpha": Grows(n), "gate_beta": Grows(n)}
         if self.config.projections:
-            parts = [n * tile(size // self.channels, size // self.channels) for size in self.sizes if size]
+            parts = [n * tile(size // self.channels, size // self.channels) for size in self.sizes]
             table |= tables({"project": linear(self.project, join(*parts), width)})
             table |= tables({"out": linear(self.out, width, n * pair)})
-            table |= {} if self.decay_bias is None else {"decay_bias": Grows(n)}
+            table |= {"decay_bias": Grows(n)}
         return table
 
     def pictures(self, x: Tensor, ctx: Context) -> list[Picture]:
@@ -277,13 +264,9 @@ class Spectral(Mixer):
             builder.emit("SCAN_PAIRS", builder.weights(constants.factor), x, y, 2 * n, h.at)
             return y, state
         parts = builder.linear(self.project.weight, None, x)
-        has_rate = self.decay_bias is not None
-        gamma = 8 * constants.gamma if has_rate else constants.gamma
-        bias = self.decay_bias if self.decay_bias is not None else torch.zeros_like(gamma)
-        vectors = builder.weights(gamma, bias, *constants.factor.unbind(-1))
-        builder.emit("SPECTRAL", parts, parts + n if has_rate else -1, y, n, vectors, h.at)
-        if self.sizes[2]:
-            y = builder.silu_product(parts + sum(self.sizes[:2]), y, 2 * n)
+        vectors = builder.weights(8 * constants.gamma, self.decay_bias, *constants.factor.unbind(-1))
+        builder.emit("SPECTRAL", parts, parts + n, y, n, vectors, h.at)
+        y = builder.silu_product(parts + 2 * n, y, 2 * n)
         return builder.linear(self.out.weight, None, y), state
 
     def export_form(self, capacity: int) -> nn.Module:
@@ -316,12 +299,11 @@ class Spectral(Mixer):
         """The channels' input, and the pre-activations of the decay and of the output gate."""
         if not self.config.projections:
             return x, None, None
-        entry, rate, gate = self.project(x).split(self.sizes, -1)
-        return entry, rate if rate.shape[-1] else None, gate if gate.shape[-1] else None
+        return self.project(x).split(self.sizes, -1)
 
     def _rates(self, rate: Tensor | None, constants: _Constants) -> Tensor:
-        """gamma, (N,) or, where the decay depends on the input, (B, T, N)."""
-        if rate is None or self.decay_bias is None:
+        """gamma, (N,) or, with projections, (B, T, N)."""
+        if rate is None:
             return constants.gamma
         return 8 * constants.gamma * torch.sigmoid(exact(rate) + exact(self.decay_bias))
 

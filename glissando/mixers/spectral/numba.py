@@ -146,15 +146,15 @@ def gate_backward(s, tanh, alpha, beta, omega, position, grad, grad_s, sums, fir
 
 
 @kernel
-def step(v, rate, has_rate, vectors, h, y):
+def step(v, rate, vectors, h, y):
     """One decoded token with projections: h (2 N) pairs, moved on, and copied to y.
 
-    vectors (4, N) flat: gamma (8 gamma where the decay depends on the input), the decay's bias, cos w, sin w
+    vectors (4, N) flat: 8 gamma, the decay's bias, cos w, sin w
     """
     n = len(v)
     gamma, bias, cos, sin = vectors[:n], vectors[n : 2 * n], vectors[2 * n : 3 * n], vectors[3 * n :]
     for i in range(n):
-        g = gamma[i] * sigmoid(rate[i] + bias[i]) if has_rate else gamma[i]
+        g = gamma[i] * sigmoid(rate[i] + bias[i])
         kept = -expm1(-_TWO * g)
         kept = kept if kept > _TINY else _TINY
         u, a = v[i] * math.sqrt(kept), exp(-g)

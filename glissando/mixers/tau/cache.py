@@ -1,6 +1,6 @@
 """The cache of the tau mixer: v and lambda_k of all tokens seen, and e = g - C where there is an importance or a gate.
 
-Bytes of a layer and row at context L, in float32:  4 L (G K + H), and 8 L H for e, beside 8 L H K for the cache of
+Bytes of a layer and row at context L, in float32:  4 L (H K + H), and 8 L H for e, beside 8 L H K for the cache of
 softmax attention; 4 H bytes more for the latest lambdas with `keys: previous`.
 """
 
@@ -20,11 +20,11 @@ from .attention import attend, exponents
 
 
 class Projected(NamedTuple):
-    """What attention is computed from. B rows, T tokens, H heads, G heads of values."""
+    """What attention is computed from. B rows, T tokens, H heads."""
 
     q: Tensor  # lambda^q (B, H, T)
     k: Tensor  # lambda^k (B, H, T)
-    v: Tensor  # (B, G, T, K)
+    v: Tensor  # (B, H, T, K)
     temperature: Tensor  # (H,)
     importance: Tensor | None  # g (B, H, T)
     decay: Tensor | None  # C (B, H, T) wide, from the first token of the call
@@ -34,7 +34,7 @@ class TauState(NamedTuple):
     """Slots [0, length) are real; those behind them are spare and never read."""
 
     k: Tensor  # lambda_k (B, H, slots), at least float32
-    v: Tensor  # (B, G, slots, K)
+    v: Tensor  # (B, H, slots, K)
     e: Tensor | None  # (B, H, slots) wide
     total: Tensor | None  # (B, H) wide: C at the latest token
     latest: Tensor | None  # (B, H), at least float32: lambda^q of the latest token, the next one's key; 0 before any
@@ -57,14 +57,14 @@ class TauState(NamedTuple):
 class TauCache:
     """Keys and values of all tokens seen; `shifts`: keys are earlier queries."""
 
-    def __init__(self, heads: int, groups: int, size: int, has_importance: bool, has_decay: bool, shifts: bool) -> None:
-        self.heads, self.groups, self.size = heads, groups, size
+    def __init__(self, heads: int, size: int, has_importance: bool, has_decay: bool, shifts: bool) -> None:
+        self.heads, self.size = heads, size
         self.has_e, self.has_decay, self.shifts = has_importance or has_decay, has_decay, shifts
 
     def init_state(self, batch_size: int, device: torch.device, dtype: torch.dtype) -> TauState:
         exact = torch.promote_types(dtype, torch.float32)
         k = torch.zeros(batch_size, self.heads, 0, device=device, dtype=exact)
-        v = torch.zeros(batch_size, self.groups, 0, self.size, device=device, dtype=dtype)
+        v = torch.zeros(batch_size, self.heads, 0, self.size, device=device, dtype=dtype)
         total = wide_zeros(batch_size, self.heads, device=device) if self.has_decay else None
         latest = k.new_zeros(batch_size, self.heads) if self.shifts else None
         position = zeros_position(batch_size, device)

@@ -195,7 +195,7 @@ def _corpus(options: Options) -> Corpus:
     if options.text is not None:
         if not Path(options.text).expanduser().is_file():
             raise ConfigError(f"cannot read --text {options.text}: there is no such file")
-        check_text(open_file(options.text, "--text"), fix="convert it: iconv -t UTF-8")
+        check_text(open_file(options.text, "--text"))
         return build_corpus(TextOptions(path=options.text))
     CORPORA.require(options.corpus)
     files = [name for name, cls in CORPORA.options.items() if any(field.name == "path" for field in fields(cls))]

@@ -24,7 +24,7 @@ et al. 2025, arXiv 2503.02130.
 from __future__ import annotations
 
 import math
-from dataclasses import field, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -38,7 +38,7 @@ from glissando.errors import ConfigError, nearest
 from glissando.kernels.rope import rotate, rotation_after
 from glissando.mixers.base import Context, Mixer, Picture, initialized, placement, register_mixer
 from glissando.mixers.memory import Horizons, log_kept, start_forget_gate
-from glissando.mixers.rope import check_rope
+from glissando.mixers.rope import ROPE_BASE, check_rope
 from glissando.mixers.slots import shifted
 from glissando.precision import exact
 from glissando.widening import (
@@ -58,7 +58,7 @@ from glissando.widening import (
 from . import laplacian as graphs
 from .attention import attend, exponents
 from .cache import Projected, TauCache, TauState
-from .calibration import CALIBRATIONS, FixedOptions, calibrate
+from .calibration import calibrate
 from .laplacian import energy
 from .observation import OBSERVED, attention_entropy, collapses, observe_tau
 
@@ -70,67 +70,55 @@ class TauConfig:
     """Options of the `tau` mixer.
 
     heads              H, number of lambdas of a token
-    value_heads        G heads of values, each used by H / G lambdas; None: H
-    head_size          K, entries of a value; None: hidden_size / value_heads
+    head_size          K, entries of a value; None: hidden_size / heads
     key_size           entries of a query or key, the size of L; None: the head size
     keys               `own`: keys have their own projection; `previous`: a key is the lambda of the query of the token
                        before it
     rope               rotate queries and keys by position
-    rope_base          the slowest rotation is about 1 / rope_base
     rope_repeat        number of equal parts of a key, each rotated alike; set by growth
-    eps                added to x'x
+    eps                added to x'x; set by growth
     value_rotation     rotate values by position, the slowest pair by one radian in about this many tokens; None: no
                        rotation
-    value_width        denominator of the exponent of those frequencies; None: the head size
+    value_width        denominator of the exponent of those frequencies; None: the head size; set by growth
     tau                initial tau; calibration changes it
     laplacian          `chain`, a file of `glissando laplacian build`, or `saved` with the weights
     laplacian_weights  `fixed`; `diagonal`: a learned positive diagonal instead of L; `learned`: learned edges of L
     temperature        initial temperatures: one number, or those of the first and the last head, spread evenly in the
                        logarithm
-    learn_temperature  train the logarithm of the temperatures
-    gradient_temperature  for heads with a smaller temperature T, multiply the gradient of the lambdas by T over this
-                          value, because the gradient of a logit is 1 / T; None: no scaling
     importance         add a linear map of x to the logits of each key, a number for each head
     forget_gate        data-dependent decay of the logits, C
     horizons           initial horizons of the forget gates in tokens, from the first head to the last
     output_gate        multiply the output of the attention by silu of a linear map of x
-    calibration        when training sets tau to the median energy of the keys of the first layer
+    calibration        `start`: at its start and restarts, training sets tau to the median energy of the first layer's
+                       keys; `fixed`: never
     """
 
     heads: PositiveInt = 4
-    value_heads: PositiveInt | None = None
     head_size: PositiveInt | None = None
     key_size: PositiveInt | None = None
     keys: Literal["own", "previous"] = "own"
     rope: bool = True
-    rope_base: float = 10000.0
     rope_repeat: PositiveInt = recorded(default=1)
     value_rotation: Annotated[float, Field(gt=1, allow_inf_nan=False)] | None = None
-    value_width: PositiveInt | None = None
-    eps: Positive = 1e-6
+    value_width: PositiveInt | None = recorded(default=None)
+    eps: Positive = recorded(default=1e-6)
     tau: Positive = starting(default=1.0, of="mixer.tau")
     laplacian: str = starting(default="chain", of="mixer.laplacian")
     laplacian_weights: Literal["fixed", "diagonal", "learned"] = "fixed"
     temperature: Positive | tuple[Positive, Positive] = starting(default=0.05, of="log_temperature")
-    learn_temperature: bool = True
-    gradient_temperature: Positive | None = None
     importance: bool = False
     forget_gate: bool = False
     horizons: Horizons = starting(default=(8.0, 1024.0), of="mixer.forget")
     output_gate: bool = False
-    calibration: CALIBRATIONS.section() = field(default_factory=FixedOptions)  # type: ignore[valid-type]
+    calibration: Literal["fixed", "start"] = "fixed"
 
     def __post_init__(self) -> None:
         check_rope("tau", self)
-        if self.value_width is not None and self.value_rotation is None:
-            raise ConfigError(f"tau.value_width {self.value_width} needs tau.value_rotation; without it leave it out")
         if self.laplacian_weights == "diagonal" and self.laplacian not in ("chain", "saved"):
             raise ConfigError(
                 f"tau.laplacian {self.laplacian} would not be used: tau.laplacian_weights is `diagonal`, a learned "
                 "diagonal in the place of L; set it to `fixed` or `learned`, or leave the file out"
             )
-        if self.heads % (self.value_heads or self.heads):
-            raise ConfigError(f"tau.heads {self.heads} cannot share {self.value_heads} value_heads evenly")
 
     def without_files(self) -> TauConfig:
         """For a model whose weights are loaded: L comes with them, and the file it was first read from may be gone."""
@@ -151,13 +139,13 @@ class Tau(Mixer):
         self.config = config = config or TauConfig(**options)
         timed = config.rope or config.forget_gate or config.value_rotation is not None
         self.accepts = frozenset({"mask", "dt"} if timed else {"mask"})
-        self.heads, self.value_heads = config.heads, config.value_heads or config.heads
-        if config.head_size is None and hidden_size % self.value_heads:
+        self.heads = config.heads
+        if config.head_size is None and hidden_size % self.heads:
             raise ConfigError(
-                f"hidden_size {hidden_size} is not a multiple of {self.value_heads} heads of values; "
+                f"hidden_size {hidden_size} is not a multiple of {self.heads} heads; "
                 "change one of them or give tau.head_size"
             )
-        self.head_size = config.head_size or hidden_size // self.value_heads
+        self.head_size = config.head_size or hidden_size // self.heads
         self.key_size = config.key_size or self.head_size
         if config.rope and self.key_size % (2 * config.rope_repeat):
             times = "" if config.rope_repeat == 1 else f" in each of tau.rope_repeat {config.rope_repeat} parts"
@@ -170,12 +158,12 @@ class Tau(Mixer):
         self.shifts = config.keys == "previous"
         self.sides = 1 if self.shifts else 2  # lambdas a head and token
         self.qk = nn.Linear(hidden_size, self.sides * heads * self.key_size, bias=False)
-        self.v = nn.Linear(hidden_size, self.value_heads * self.head_size, bias=False)
+        self.v = nn.Linear(hidden_size, inner, bias=False)
         self.out = nn.Linear(inner, hidden_size, bias=False)
         self.gate = nn.Linear(hidden_size, inner, bias=False) if config.output_gate else None
         self.importance = nn.Linear(hidden_size, heads, bias=False) if config.importance else None
         self.forget = nn.Linear(hidden_size, heads) if config.forget_gate else None
-        self.log_temperature = nn.Parameter(torch.empty(heads), requires_grad=config.learn_temperature)
+        self.log_temperature = nn.Parameter(torch.empty(heads))
         self.register_buffer("tau", torch.tensor(float(config.tau), dtype=torch.float32))
         self.register_buffer("laplacian", torch.zeros(self.key_size, self.key_size))
         self.log_edges: nn.Parameter | None = None
@@ -183,8 +171,7 @@ class Tau(Mixer):
             self.log_edges = nn.Parameter(torch.empty(self.key_size))
         elif config.laplacian_weights == "learned":
             self.log_edges = nn.Parameter(torch.empty(self.key_size, self.key_size))
-        sizes = (self.heads, self.value_heads, self.head_size)
-        self.cache = TauCache(*sizes, config.importance, config.forget_gate, self.shifts)
+        self.cache = TauCache(self.heads, self.head_size, config.importance, config.forget_gate, self.shifts)
         initialized(self)
 
     @torch.no_grad()
@@ -240,11 +227,6 @@ class Tau(Mixer):
     ) -> Projected:
         """What attention is computed from; x (B, T, D), its `energies`, behind the tokens of the state."""
         lambdas = energies / (energies + self.tau)
-        limit = self.config.gradient_temperature
-        if limit is not None and torch.is_grad_enabled():
-            share = (exact(self.log_temperature.detach()).exp() / limit).clamp_max(1).to(lambdas.dtype)
-            constant = lambdas.detach()
-            lambdas = constant + (lambdas - constant) * share.repeat(self.sides)  # itself; its gradient times the share
         q = lambdas.transpose(1, 2)
         if self.shifts:
             k = shifted(q, None if state is None else state.latest)
@@ -259,9 +241,9 @@ class Tau(Mixer):
         """E (B, T, 2 H), at least float32, of queries and then keys; (B, T, H) where keys are earlier queries."""
         heads = self.qk(x).unflatten(-1, (-1, self.key_size))
         if self.config.rope:
-            base, repeat = self.config.rope_base, self.config.rope_repeat
+            repeat = self.config.rope_repeat
             size = self.key_size // repeat
-            table = rotation_after(position, x.shape[1], size, base, size, self.qk.weight.dtype, x.device, dt)
+            table = rotation_after(position, x.shape[1], size, ROPE_BASE, size, self.qk.weight.dtype, x.device, dt)
             heads = rotate(heads.unflatten(-1, (repeat, size)), table[..., None, None, :]).flatten(-2)
         return energy(heads, self.matrix(), self.config.eps).clamp_min(0)
 
@@ -294,8 +276,7 @@ class Tau(Mixer):
     def grow(options: TauConfig, hidden_size: int, by: Growth) -> TauConfig:
         """Heads times a factor. Larger heads: values get new features, and keys are tiled, with L' = diag(L, L),
         eps' = 2 eps and every part rotated alike; new features of 0 would alter the energy's eps and never learn."""
-        heads, groups = by.factor("heads"), options.value_heads or options.heads
-        size = options.head_size or hidden_size // groups
+        heads, size = by.factor("heads"), options.head_size or hidden_size // options.heads
         key_size, new = options.key_size or size, by.head_size or size
         if new % size:
             raise ConfigError(f"head_size of `tau` must be a multiple of its {size}, as keys are tiled; got {new}")
@@ -303,7 +284,6 @@ class Tau(Mixer):
         return replace(
             options,
             heads=options.heads * heads,
-            value_heads=None if options.value_heads is None else options.value_heads * heads,
             head_size=new,
             key_size=key_size * times,
             rope_repeat=options.rope_repeat * times if options.rope else 1,
@@ -313,7 +293,7 @@ class Tau(Mixer):
         )
 
     def growth(self, grown: Tau, width: Lift) -> Table:
-        heads, groups = tile(self.heads, grown.heads), tile(self.value_heads, grown.value_heads)
+        heads = tile(self.heads, grown.heads)
         rotated = self.config.value_rotation is not None
         size = (append_pairs if rotated else append)(self.head_size, grown.head_size)
         key = tile(self.key_size, grown.key_size)
@@ -321,7 +301,7 @@ class Tau(Mixer):
         table = tables(
             {
                 "qk": linear(self.qk, join(*[queries] * self.sides), width),
-                "v": linear(self.v, groups * size, width),
+                "v": linear(self.v, heads * size, width),
                 "out": linear(self.out, width, heads * size),
                 "gate": linear(self.gate, heads * size, width),
                 "importance": linear(self.importance, heads, width),
@@ -352,12 +332,12 @@ class Tau(Mixer):
         ]
 
     def lower(self, builder: Any, x: int) -> tuple[int, Any]:
-        c, heads, groups, size, key_size = self.config, self.heads, self.value_heads, self.head_size, self.key_size
+        c, heads, size, key_size = self.config, self.heads, self.head_size, self.key_size
         vectors = self.sides * heads
         parts = builder.linear(self.qk.weight, None, x)
         if c.rope:
             part = key_size // c.rope_repeat
-            builder.rotate(parts, builder.rope(part, c.rope_base, part), vectors * c.rope_repeat, part)
+            builder.rotate(parts, builder.rope(part, ROPE_BASE, part), vectors * c.rope_repeat, part)
         matrix, lambdas = self.matrix(), builder.register(vectors)
         constants = builder.number(c.eps, float(self.tau))
         is_diagonal = matrix.ndim == 1
@@ -368,12 +348,12 @@ class Tau(Mixer):
         table = None
         if c.value_rotation is not None:
             table = builder.rope(size, c.value_rotation, c.value_width or size)
-            builder.rotate(v, table, groups, size)
+            builder.rotate(v, table, heads, size)
         biases, e, total = builder.key_biases(self.forget, self.importance, x, heads)
-        keys, values = builder.keep_slots(heads), builder.keep_slots(groups, size)
+        keys, values = builder.keep_slots(heads), builder.keep_slots(heads, size)
         latest = builder.keep_fixed(heads) if self.shifts else None
         y, temperature = builder.register(heads * size), builder.weights(self.log_temperature.float().exp())
-        sizes = (heads, groups, size, self.forget is not None, self.importance is not None, self.shifts)
+        sizes = (heads, heads, size, self.forget is not None, self.importance is not None, self.shifts)
         places = (keys.at, values.at, *builder.places(e, total, latest))
         builder.emit("NEARNESS", lambdas, lambdas + heads, v, y, biases, *places, temperature, *sizes)
         if table is not None:

@@ -87,8 +87,7 @@ def collapses(observed: Mapping[str, float]) -> dict[str, tuple[type[Warning], s
     if share > _LARGEST_SHARE and keys > _FEW_KEYS:
         found["attention"] = (
             f"attention is nearly an average: {share:.1%} of the visible keys are attended to alike. Lower the "
-            f"temperature (model.mixer.temperature; it is {observed['temperature']:.3g}), let it be learned if it is "
-            "not (model.mixer.learn_temperature: true), or recalibrate tau if it is far from the energies (it is "
-            f"{observed['tau']:.3g}, their median {middle:.3g}; model.mixer.calibration.kind)"
+            f"temperature (model.mixer.temperature; it is {observed['temperature']:.3g}), or set tau to the energies' "
+            f"median if it is far from it ({observed['tau']:.3g} and {middle:.3g}; model.mixer.calibration: start)"
         )
     return {kind: (CollapseWarning, message) for kind, message in found.items()}

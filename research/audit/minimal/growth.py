@@ -224,7 +224,7 @@ def _shared(plan: Plan, seed: int) -> dict[str, Any]:
     }
     from glissando.training.config import RunConfig
 
-    shift = {"valid_pairs": 32} if plan.quick else {}
+    shift = {"valid_rows": 32} if plan.quick else {}
     data = {"kind": "shift", "seq_len": 32, "batch_size": 128, **shift}
     return merge(RunConfig, preset, {"data": data, "training": training})
 

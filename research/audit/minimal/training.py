@@ -23,6 +23,7 @@ from glissando.evaluation.scoring import wilson
 from glissando.model import LanguageModel
 from research.audit.claim import Finding, Plan
 from research.audit.training import logits_of, parameters, seeded
+from research.fixed_pairs import FixedPairs
 from research.intervals import mean_of
 from research.published.minimal_transformer import PublishedMinimal
 
@@ -60,14 +61,12 @@ SHAPES = {"2,648": Shape(4, 2, 2, 8), "4,576": Shape(6, 2, 8, 12), "12,896": Sha
 
 def pairs_of(plan: Plan, count: int, rule: str = "shift", seed: int = 0) -> list[Pair]:
     """A fixed set of different pairs."""
-    corpus = ShiftCorpus(rule=rule, train_pairs=count, valid_pairs=1, seed=seed)
-    assert corpus.train_set is not None
-    return list(corpus.train_set)
+    return FixedPairs(rule=rule, train_pairs=count, valid_rows=1, seed=seed).train_set
 
 
 def unseen(count: int = HELD_OUT) -> list[Pair]:
     """Pairs whose inputs are never trained on."""
-    return ShiftCorpus(valid_pairs=count).held_out(count)
+    return ShiftCorpus(valid_rows=count).held_out(count)
 
 
 def encode(pairs: list[Pair], ends: bool = True) -> tuple[Tensor, Tensor]:
@@ -161,7 +160,7 @@ def in_epochs(pairs: list[Pair], rows: int, seed: int) -> Source:
 
 def endless(rows: int, seed: int) -> Source:
     """Pairs that are never the same twice."""
-    corpus = ShiftCorpus(valid_pairs=1, seed=seed)
+    corpus = ShiftCorpus(valid_rows=1, seed=seed)
     return lambda step: corpus.training_pairs(np.arange(step * rows, (step + 1) * rows))
 
 

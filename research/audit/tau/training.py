@@ -20,6 +20,7 @@ from glissando.evaluation.observe import observe, show
 from glissando.mixers.tau import Tau
 from glissando.mixers.tau import laplacian as graphs
 from glissando.model import LanguageModel
+from glissando.training.optimizer import freeze
 from research.audit.claim import Finding, Plan
 from research.audit.training import (
     Curve,
@@ -92,7 +93,7 @@ def _published(plan: Plan, **options: Any) -> PublishedTauformer:
 def _ours(plan: Plan, **tau: Any) -> LanguageModel:
     """`tauformer` at the harness's size; mixers other than tau by `mixer`."""
     s = size_of(plan)
-    mixer = tau.pop("mixer", "tau")
+    mixer, learns = tau.pop("mixer", "tau"), tau.pop("learns", True)
     own = {"head_size": s.width // s.heads, **tau} if mixer == "tau" else {}
     given = {"kind": mixer, "heads": s.heads, **own}
     model = LanguageModel.from_preset(
@@ -100,6 +101,7 @@ def _ours(plan: Plan, **tau: Any) -> LanguageModel:
     )
     if mixer == "tau":
         set_tau(model, float(key_energies(model, _some(plan)).median()))
+    freeze(model, [] if learns else ["*.log_temperature"])
     return model
 
 
@@ -112,10 +114,10 @@ MODELS: dict[str, Callable[[Plan], nn.Module]] = {
     "published": lambda plan: _published(plan),
     "published GPT": lambda plan: _published(plan, softmax=True),
     "softmax": lambda plan: _ours(plan, mixer="attention"),
-    "T = 1": lambda plan: _ours(plan, temperature=1.0, learn_temperature=False),
+    "T = 1": lambda plan: _ours(plan, temperature=1.0, learns=False),
     "learned T": lambda plan: _ours(plan, temperature=START),
     "learned T, gates": lambda plan: _ours(plan, temperature=START, **GATES),
-    "no scalar": lambda plan: _ours(plan, temperature=1e6, learn_temperature=False),
+    "no scalar": lambda plan: _ours(plan, temperature=1e6, learns=False),
 }
 
 

@@ -1,0 +1,62 @@
+"""A fixed set of pairs, reshuffled each epoch: characters that are shifted, or random answers, which can only be
+memorised. The corpus `fixed-pairs`."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import numpy as np
+from pydantic import PositiveInt
+
+from glissando.config import options
+from glissando.data.corpora import ShiftOptions, register_corpus
+from glissando.data.hashing import hashed
+from glissando.data.order import random_below, shuffled
+from glissando.data.pairs import ANSWERS, FIRST, PRINTABLE, Pair, ShiftCorpus
+from glissando.data.tokenizers import Tokenizer
+
+
+@options
+class FixedPairsOptions(ShiftOptions):
+    """Generated pairs, so many different ones.
+
+    rule         shift, or random: answers that do not depend on the input
+    train_pairs  number of different training pairs
+    """
+
+    rule: Literal["shift", "random"] = "shift"
+    train_pairs: PositiveInt = 64
+
+
+@register_corpus("fixed-pairs", FixedPairsOptions)
+class FixedPairs(ShiftCorpus):
+    def __init__(self, tokenizer: Tokenizer | None = None, **options: Any) -> None:
+        """By the keywords of `FixedPairsOptions`."""
+        o = FixedPairsOptions(**options)
+        self._rule = o.rule
+        super().__init__(tokenizer, **{k: v for k, v in options.items() if k not in ("rule", "train_pairs")})
+        self.entropy_floor = 0.0 if self._rule == "shift" else None
+        self._fixed = self.distinct(o.train_pairs, self._seed, held_out=False)
+
+    @property
+    def train_set(self) -> list[Pair]:
+        return self._fixed
+
+    def training_pairs(self, rows: np.ndarray) -> list[Pair]:
+        return [self._fixed[i] for i in shuffled(rows, len(self._fixed), self._seed)]
+
+    def _pairs(self, inputs: list[str], seed: int) -> list[Pair]:
+        if self._rule == "shift":
+            return super()._pairs(inputs, seed)
+        return [Pair(*pair) for pair in zip(inputs, _random_answers(inputs, seed), strict=True)]
+
+
+def _random_answers(inputs: list[str], seed: int) -> list[str]:
+    """An output as long as its input for each, a function of (seed, input)."""
+    width = max(map(len, inputs), default=0)
+    padded = b"".join(text.encode("ascii").ljust(width, b"\0") for text in inputs)
+    keys = hashed(np.frombuffer(padded, np.uint8).reshape(len(inputs), width), ANSWERS)
+    drawn = FIRST + random_below(PRINTABLE, seed, ANSWERS, keys[:, None], np.arange(width))
+    return [
+        row[: len(text)].decode("ascii") for row, text in zip(map(bytes, drawn.astype(np.uint8)), inputs, strict=True)
+    ]
