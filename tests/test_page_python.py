@@ -27,6 +27,8 @@ FRAGMENTS = {
     ("decoding", 1): "a pattern over a mixer of one's own; tests/test_decoding.py has a whole one",
     ("export", 0): "a pattern over a mixer of one's own; tests/test_export.py has a whole one",
     ("huggingface", 1): "for a process that has not imported glissando.hf; tests/test_hf.py starts one",
+    ("series", 0): "for tables of one's own; tests/test_series_estimators.py fits the same",
+    ("series", 1): "for a run and rows of one's own; tests/test_series_forecast.py streams the same",
     ("serving", 0): "for a server that runs; tests/server/test_serve.py has one",
     ("devices", 0): "for a GPU",
 }
