@@ -13,13 +13,14 @@ import torch
 
 from glissando.cli import main
 from glissando.errors import ConfigError, DataError, RunError
+from glissando.series.answers import answers, logits
 from glissando.series.asking import ask, draw_paths, origins_of, rolling_answers
-from glissando.series.forecast import SeriesRun, forecast
+from glissando.series.forecast import SeriesRun, at_steps, forecast
 from glissando.series.measuring import naive_errors
 from glissando.series.options import SeriesData
 from glissando.series.scores import ANCHOR, LAST, MEAN, SEASON, score_forecasts
 from glissando.series.stream import observe
-from glissando.series.task import build, fit_anchor, prepare
+from glissando.series.task import build, fit_anchor, prepare, windows_of
 from glissando.state import state_bytes
 
 SMALL = {"hidden_size": 8, "depth": {"layers": 1}, "pairs": 2, "block": {"mlp": {"hidden": 8}}, "head": "student"}
@@ -61,7 +62,8 @@ def trained(frame: pandas.DataFrame, **options: Any) -> SeriesRun:
     settings = SeriesData(path=str(path), **{**data, **options})
     prepared = prepare(settings)
     made = build(model, prepared).double()
-    fit_anchor(made, prepared.train)
+    if made.config.forecast:
+        fit_anchor(made, prepared.train)
     return SeriesRun(made.eval(), prepared.encoding, settings)
 
 
@@ -299,3 +301,33 @@ def test_mase_divides_by_the_last_values_error_in_the_training_data(run: SeriesR
         errors = [np.diff(v[~np.isnan(v)]) for v in np.split(panel.values[:, k], panel.starts[1:-1])]
         expected.append(np.abs(np.concatenate(errors)).mean())
     assert naive_errors(run.steps(panel), [0, 1]) == pytest.approx(expected)
+
+
+def test_numbers_and_classes_of_steps_and_series_have_a_row_each(tmp_path: Path) -> None:
+    """As evaluate scores them; a table without the target is predicted, too."""
+    frame = visits(people=8)
+    frame["b"] = frame["b"].fillna(0.0)
+    frame["high"] = np.where(frame["b"] > 0, "yes", "no")
+    frame["group"] = np.where(frame["who"] < "p4", "x", "y")
+    plain = {"static": [], "future": [], "columns": ["a"], "folder": tmp_path}
+    new = frame.drop(columns=["b", "high", "group"])
+    run = trained(frame, target=["b"], task="regression", **plain)
+    found = at_steps(run, run.read(new), [0.1, 0.9])
+    assert list(found.columns()) == ["who", "when", "channel", "value", "q0.1", "q0.9"]
+    assert len(found.value) == len(frame)
+    panel = run.read(frame)
+    answered, rows = answers(run.model, windows_of(panel, run.data, run.encoding, run.scales))
+    expected = run.model.distribution.mean(answered.params).numpy()
+    assert np.allclose(found.value[rows], expected)
+    for name, count in (("high", len(frame)), ("group", 8)):
+        run = trained(frame, target=[name], task="classification", model={"head": "point"}, **plain)
+        labels = at_steps(run, run.read(new))
+        assert len(labels.series) == count
+        assert list(labels.columns())[-2:] == [f"p_{each}" for each in run.encoding.classes]
+        assert np.allclose(labels.probabilities.sum(-1), 1)
+        panel = run.read(frame)
+        scores, _, series, rows = logits(run.model, windows_of(panel, run.data, run.encoding, run.scales))
+        place = rows.numpy() if count > 8 else series.numpy()
+        assert np.allclose(labels.probabilities[place], scores.softmax(-1).numpy())
+    with pytest.raises(ConfigError, match="has no horizon"):
+        forecast(run, panel, 1)
