@@ -282,6 +282,7 @@ def test_the_commands_forecast_and_roll(tmp_path: Path, monkeypatch: pytest.Monk
         (["--horizon", "4h"], "nothing is overwritten"),
         (["--out", "g.csv"], "say how far with --horizon"),
         (["--out", "g.csv", "--every", "1h"], "no horizon was given"),
+        (["--out", "g.csv", "--horizon", "1h", "--samples", "-1"], "samples is -1"),
         (["--out", "g.csv", "--origins", "3"], "--origins is not an option of `series predict`"),
     ):
         assert main([*command[:5], *command[5:] * (message == "nothing is overwritten"), *more]) != 0
@@ -290,6 +291,8 @@ def test_the_commands_forecast_and_roll(tmp_path: Path, monkeypatch: pytest.Monk
     assert "scored in 2 series" in capsys.readouterr().out
     for picture in ("forecasts.png", "errors.png"):
         assert (Path("run") / "new" / "origins" / picture).read_bytes().startswith(b"\x89PNG")
+    assert main(["series", "evaluate", "run", "--file", "new.csv", "--origins", "0"]) != 0
+    assert "origins is 0" in capsys.readouterr().err
     assert main(["series", "evaluate", "run", "--horizon", "10h"]) != 0
     assert "add --origins 5" in capsys.readouterr().err
 
@@ -331,3 +334,20 @@ def test_numbers_and_classes_of_steps_and_series_have_a_row_each(tmp_path: Path)
         assert np.allclose(labels.probabilities[place], scores.softmax(-1).numpy())
     with pytest.raises(ConfigError, match="has no horizon"):
         forecast(run, panel, 1)
+
+
+def test_a_long_table_is_forecast_and_streamed_by_its_own_names(tmp_path: Path) -> None:
+    wide = visits(people=8)
+    long = wide.melt(["who", "when", "age"], ["a", "b"], "test", "result").dropna(subset="result")
+    options = {"columns": [], "future": [], "channel": "test", "value": "result", "folder": tmp_path}
+    run = trained(long, **options)
+    one = long[long["who"] == "p1"]
+    found = forecast(run, run.read(one), "3h", quantiles=[0.5])
+    assert list(found.columns()) == ["who", "when", "test", "result", "q0.5"]
+    live = None
+    for row in wide[wide["who"] == "p1"].drop(columns="hour").to_dict("records"):
+        if row["a"] == row["a"] or row["b"] == row["b"]:
+            y, live = observe(run, live, row, torch.tensor([10800.0]))
+    assert np.allclose(run.model.distribution.mean(y[0]).numpy(), found.value, rtol=1e-7)
+    with pytest.raises(DataError, match="nothing was observed"):
+        observe(run, live, {"who": "p1", "when": "2027-01-01", "age": 1.0, "a": None, "b": float("nan")})

@@ -50,6 +50,8 @@ def evaluate(
     data, encoding, model = run.data, run.encoding, run.model
     if origins is not None and encoding.task != "forecast":
         raise ConfigError(f"origins are of forecasts, and the task of {path} is {encoding.task}: leave origins out")
+    if origins is not None and origins < 1:
+        raise ConfigError(f"origins is {origins}: give the number of times of each series to forecast from, such as 5")
     if file is None:
         require_texts(data, Run.open(path), fix="--file FILE")
         prepared = prepare(data, encoding)

@@ -214,6 +214,8 @@ def forecast(
     model, encoding = run.model, run.encoding
     if encoding.task != "forecast":
         raise ConfigError(f"the model's task is {encoding.task}, which has no horizon: leave horizon and every out")
+    if samples < 0:
+        raise ConfigError(f"samples is {samples}: give the number of paths to draw, or 0 for none")
     times = run.horizons(panel.clock, horizon, every)
     steps = run.steps(panel)
     at = np.r_[np.flatnonzero(steps.first.numpy())[1:], len(steps.first)] - 1

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from glissando.backbone import ModelState
-from glissando.errors import ConfigError, DataError
+from glissando.errors import DataError
 from glissando.series.asking import step_inputs
 from glissando.series.forecast import SeriesRun
 from glissando.series.panel import Panel
@@ -41,7 +41,7 @@ def observe(
         run: The trained model.
         live: What is kept of the series; None: it begins.
         row: The user's columns: the time, values, categories, known-future and static columns; None or NaN where
-            nothing was observed.
+            nothing was observed. Of a long table, the channels by their names, of which one at least was observed.
         horizon: Times (J,) after the observation, of a model that forecasts, in the unit of run.encoding.
         ahead: Known-future columns (J, U) at these times.
 
@@ -54,9 +54,7 @@ def observe(
     """
     import pandas
 
-    if run.data.channel is not None:
-        raise ConfigError("a long table has one measurement a row: give the channels of one time by their names")
-    panel = run.read(pandas.DataFrame([dict(row)]))
+    panel = run.read(pandas.DataFrame(_long(run, row) if run.data.channel is not None else [dict(row)]))
     steps = run.steps(panel)
     moment = panel.clock.origins[0]
     gap = 0.0 if live is None else _since(run, panel, live.moment)
@@ -75,6 +73,16 @@ def observe(
     assert after is not None
     y = y.unsqueeze(-1) if run.model.config.head == "point" and not run.encoding.classes else y
     return y[0, 0].cpu(), Live(after, moment)
+
+
+def _long(run: SeriesRun, row: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """The measurements of one time as rows of a long table. Raises DataError where there are none."""
+    data, channels = run.data, {*run.encoding.columns, *run.encoding.categorical}
+    same = {name: value for name, value in row.items() if name not in channels}
+    found = {name: value for name, value in row.items() if name in channels and value is not None and value == value}
+    if not found:
+        raise DataError(f"nothing was observed: a row has at least one of the channels {', '.join(sorted(channels))}")
+    return [{**same, str(data.channel): name, str(data.value): value} for name, value in found.items()]
 
 
 def _since(run: SeriesRun, panel: Panel, before: Any) -> float:
