@@ -96,6 +96,15 @@ def test_classes_of_arrays(classifier: Classifier) -> None:
         classifier.predict(X[0, 0])
 
 
+def test_what_is_no_array_of_series_or_no_class_is_refused(classifier: Classifier) -> None:
+    X, y = arrays(4)
+    assert classifier.predict(X.tolist()).tolist() == classifier.predict(X).tolist()
+    with pytest.raises(InputError, match="numbers with fractions"):
+        Classifier().fit(X, np.array([0.5, 1.0, 2.0, 3.0]))
+    with pytest.raises(InputError, match=r"with the classes \(3,\)"):
+        Classifier().fit(X, y[:3])
+
+
 def test_classes_of_frames_and_numbers_as_classes() -> None:
     X, y = arrays()
     frame = pandas.DataFrame({"id": np.repeat(np.arange(60), 12), "a": X[:, 1].ravel(), "kind": np.repeat(y, 12)})

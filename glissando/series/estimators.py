@@ -241,6 +241,8 @@ class Classifier(_Estimator):
         labels = None
         if y is not None:
             labels = np.asarray(y)
+            if labels.dtype.kind == "f" and (labels % 1 != 0).any():
+                raise InputError("Unknown label type: y has numbers with fractions, and classes are expected")
             X = _framed(X, labels)
             data |= _ARRAY | {"label": "series", "target": ["class"]}
         elif self.target is None:
@@ -315,7 +317,8 @@ _ARRAY: dict[str, Any] = {"group": "series"}
 
 
 def _is_array(X: Any) -> bool:
-    return isinstance(X, np.ndarray | list | tuple)
+    """Whether X is no frame and no file."""
+    return not isinstance(X, str | Path) and not hasattr(X, "columns")
 
 
 def _framed(X: Any, y: np.ndarray | None = None) -> Any:
