@@ -99,6 +99,8 @@ def test_classes_of_arrays(classifier: Classifier) -> None:
 def test_what_is_no_array_of_series_or_no_class_is_refused(classifier: Classifier) -> None:
     X, y = arrays(4)
     assert classifier.predict(X.tolist()).tolist() == classifier.predict(X).tolist()
+    with pytest.raises(InputError, match="two channels"):
+        classifier.predict(X + 1j)
     with pytest.raises(InputError, match="numbers with fractions"):
         Classifier().fit(X, np.array([0.5, 1.0, 2.0, 3.0]))
     with pytest.raises(InputError, match=r"with the classes \(3,\)"):

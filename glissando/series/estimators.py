@@ -325,7 +325,9 @@ def _framed(X: Any, y: np.ndarray | None = None) -> Any:
     """An array (n, K, T), or (n, T), as a frame with a row for each series and step. Raises InputError for others."""
     import pandas
 
-    values = np.asarray(X, np.float64)
+    if np.iscomplexobj(X := np.asarray(X)):
+        raise InputError("Complex data not supported: X has complex numbers; give their parts as two channels")
+    values = X.astype(np.float64)
     if values.ndim == 2:
         values = values[:, None]
     if values.ndim != 3 or (y is not None and y.shape != (len(values),)):
