@@ -30,8 +30,8 @@ class SeriesData:
                     in Python
     group           column that names the series that a row belongs to; without it, the table is one series
     time            column with the time of each row, as numbers or dates; without it, each step takes 1
-    time_format     date: the times are dates, ISO or digits alone (20260131, 202601, 202601311200); number: they are
-                    numbers; by default dates where every time is one
+    time_format     date: the times are dates, ISO or 20260131; number: they are numbers; by default dates where most
+                    times are such
     time_unit       unit of numeric times, by which a horizon such as 24h is converted: s by default; y is 365.25 days
     channel         of a long table, one measurement a row: the column that names what was measured
     value           of a long table: the column with what was measured

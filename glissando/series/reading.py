@@ -103,7 +103,7 @@ class _Reader:
         categories: dict[str, list[str]] = {}
         codes = np.zeros((self.count, len(self.roles.categorical)), np.int64)
         for q, name in enumerate(self.roles.categorical):
-            found = tables.categories(self.table, name)
+            found = tables.names(self.table, name)
             each = self._step(found.codes, name, -1)
             codes[:, q], categories[name] = self._encoded(name, found.names, each, self.roles.encoding.categorical)
         return values, codes, categories
@@ -156,7 +156,7 @@ class _Reader:
         place = {name: number for number, name in enumerate([*numeric, *categorical])}
         column = np.array([place.get(name, -1) for name in channels.names])[channels.codes]
         cells = tables.numbers(table, value, (column >= 0) & (column < len(numeric)))
-        found = tables.categories(table, value) if categorical else Names(np.empty(0), [])
+        found = tables.names(table, value) if categorical else Names(np.empty(0), [])
         width = len(place)
         keys = steps_.step * width + column[steps_.rows]
         order = np.argsort(keys, kind="stable")
@@ -221,7 +221,7 @@ class _Reader:
         codes = np.zeros((size, len(self.roles.static_categorical)), np.int64)
         categories: dict[str, list[str]] = {}
         for number, name in enumerate(self.roles.static_categorical):
-            found = tables.categories(self._home(name), name)
+            found = tables.names(self._home(name), name)
             raw = self._fact(name, found.codes, -1)
             codes[:, number], categories[name] = self._encoded(
                 name, found.names, raw, self.roles.encoding.static_categorical
@@ -271,7 +271,7 @@ class _Reader:
         if fixed.task == "regression":
             return self._columns(names, self._number_target), None, fixed.label, []
         name = names[0]
-        found = tables.categories(self._home(name), name)
+        found = tables.names(self._home(name), name)
         label = fixed.label if self.is_new else self._label_of(name, found)
         raw = self._fact(name, found.codes, -1) if label == "series" else self._step(found.codes, name, -1)
         counts = np.bincount(raw[raw >= 0], minlength=len(found.names))

@@ -12,7 +12,7 @@ from glissando.series import tables
 from glissando.series.options import SeriesData
 from glissando.series.panel import Encoding, Form, Task
 from glissando.series.tables import Names, Table
-from glissando.series.times import is_compact, is_duration, shown, time_form, zones
+from glissando.series.times import is_compact, time_form, zones
 
 #: a column of texts that is read without being named has at most this many categories, unless they repeat
 _CATEGORIES = 20
@@ -150,28 +150,19 @@ def _clock(data: SeriesData, table: Table, encoding: Encoding | None, report: li
     if data.time is None:
         return "row", "row"
     form = encoding.time_form if encoding is not None else data.time_format or time_form(table, data.time)
-    if is_duration(table, data.time) and encoding is not None and encoding.unit != "s":
-        raise DataError(
-            f"{table.source}, column {data.time!r} holds durations, and the model's times are numbers in "
-            f"{encoding.unit}: give such numbers"
-        )
-    if form == "date" or is_duration(table, data.time):
+    if form == "date":
         if data.time_unit not in (None, "s"):
-            raise ConfigError(
-                f"data.time_unit is {data.time_unit}, and the times {data.time} are dates or durations, in seconds: "
-                "leave it out"
-            )
+            raise ConfigError(f"data.time_unit is {data.time_unit}, and the times {data.time} are dates: leave it out")
         first = table.columns[data.time].values[0]
-        if form == "date" and is_compact(first):
+        if is_compact(first):
             report.append(
-                f"the times {data.time} are read as dates, {first} as {shown(first)}; if they are numbers, give "
+                f"the times {data.time}, such as {first}, are read as dates; if they are numbers, give "
                 "--data.time_format number"
             )
-        if form == "date":
-            named, unnamed = zones(table, data.time)
-            if named:
-                others = f"; {unnamed:,} without one are read as UTC" if unnamed else ""
-                report.append(f"{named:,} times {data.time} name a time zone and are converted to UTC{others}")
+        if named := zones(table, data.time):
+            unnamed = table.height - named
+            others = f"; {unnamed:,} without one are read as UTC" if unnamed else ""
+            report.append(f"{named:,} times {data.time} name a time zone and are converted to UTC{others}")
         return form, "s"
     return form, (encoding.unit if encoding is not None else data.time_unit or "s")
 
@@ -222,7 +213,7 @@ def _channels(
 
 def _left_out(name: str, column: tables.Column) -> str | None:
     """Why a column that no option names is not read."""
-    if tables.is_index(name):
+    if not name or name.startswith("Unnamed: "):
         use = f"name it: --data.columns {name},..." if name else "give it a name"
         return f"it is an index that pandas wrote; to use it, {use}"
     if column.missing.all():

@@ -10,8 +10,7 @@ from __future__ import annotations
 import csv
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable
-from decimal import Decimal
+from collections.abc import Callable, Hashable, Iterable
 from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -24,16 +23,14 @@ from glissando.machine import available_bytes, readable
 
 #: the largest number of a table: beyond it, float32 has no room for the gradients of a model
 LARGEST = 1e30
-#: bytes that a value takes while it is read and cut into windows, at most (of a table of one column)
-_BYTES = {"line": 300, "row": 150}
-#: names of columns that pandas gives to an index
-_INDEX = re.compile(r"|__index_level_\d+__|Unnamed: \d+")
+#: bytes of memory for a byte of a file, while its values are read and cut into windows
+_GROWTH = 50
 #: texts of a cell without a value
 _MISSING = frozenset(
     ["", "nan", "NaN", "NAN", "NA", "N/A", "n/a", "#N/A", "<NA>", "null", "NULL", "Null", "NaT"]
 )  # fmt: skip
 #: a column is one of numbers, or of dates, in which other values are mistakes, if at least this part of its values are
-_MOSTLY = 0.5
+MOSTLY = 0.5
 
 
 class Column:
@@ -49,7 +46,11 @@ class Column:
     def _factors(self) -> tuple[np.ndarray, np.ndarray]:
         import pandas
 
-        codes, uniques = pandas.factorize(self.values)
+        try:
+            codes, uniques = pandas.factorize(self.values)
+        except TypeError:  # lists and the like are their texts
+            cells = [cell if isinstance(cell, Hashable) else str(cell) for cell in self.values]
+            codes, uniques = pandas.factorize(pandas.Series(cells, dtype=object))
         return codes.astype(np.int64), np.asarray(uniques)
 
     @property
@@ -78,9 +79,12 @@ class Column:
         """(R,) float64: NaN for cells that are no number."""
         if self.values.dtype.kind in "iuf":
             return self.values.astype(np.float64)
+        import pandas
+
         codes, uniques = self._factors
         made = np.full(len(uniques) + 1, np.nan)
-        made[:-1] = _numbers(uniques)
+        made[:-1] = pandas.to_numeric(pandas.Series(uniques, dtype=object), errors="coerce")
+        made[:-1][[isinstance(value, bool) for value in uniques]] = np.nan
         return made[codes]
 
     @cached_property
@@ -92,7 +96,7 @@ class Column:
             return False
         numeric = ~np.isnan(self.numbers)
         present = ~self.missing
-        return int((numeric & present).sum()) >= _MOSTLY * int(present.sum())
+        return int((numeric & present).sum()) >= MOSTLY * int(present.sum())
 
     def __len__(self) -> int:
         return len(self.values)
@@ -127,11 +131,6 @@ def place(source: str, unit: str, number: int) -> str:
     return f"{source}{' ' if source == 'frame' else ', '}{unit} {number}"
 
 
-def is_index(name: str) -> bool:
-    """Whether a column is an index that pandas wrote, with no name or with one of its own."""
-    return _INDEX.fullmatch(name) is not None
-
-
 # ---------------------------------------------------------------------- files and frames
 
 
@@ -147,22 +146,16 @@ def read_table(source: Any, delimiter: str = ",") -> Table:
         path = Path(source).expanduser()
         if not path.is_file():
             raise DataError(f"there is no file {path}: give an existing CSV or Parquet file")
-        try:
-            table = _read_parquet(path) if path.suffix in (".parquet", ".pq") else _read_csv(path, delimiter)
-        except MemoryError as error:
-            raise DataError(f"{path} does not fit into memory: give fewer rows or columns") from error
+        needed, free = _GROWTH * path.stat().st_size, available_bytes(torch.device("cpu"))
+        if needed > free:
+            raise DataError(
+                f"{path} takes about {readable(needed)} to train on, and {readable(free)} of memory are free: give "
+                "fewer rows or columns"
+            )
+        table = _read_parquet(path) if path.suffix in (".parquet", ".pq") else _read_csv(path, delimiter)
     if not table.height:
         raise DataError(f"{table.source} has no row below the names of its columns: give a table with values")
     return table
-
-
-def _require_memory(path: Path, values: float, unit: str) -> None:
-    needed, free = values * _BYTES[unit], available_bytes(torch.device("cpu"))
-    if needed > free:
-        raise DataError(
-            f"{path} has about {values:,.0f} values, which take {readable(needed)} to train on, and {readable(free)} "
-            "of memory are free: give fewer rows or columns"
-        )
 
 
 def _require_different(source: str, names: Iterable[str]) -> None:
@@ -173,11 +166,6 @@ def _require_different(source: str, names: Iterable[str]) -> None:
 def _read_csv(path: Path, delimiter: str) -> Table:
     import pandas
 
-    with path.open("rb") as file:
-        head = file.read(1 << 16)
-    _require_memory(
-        path, (head.count(delimiter.encode()) + head.count(b"\n")) / max(1, len(head)) * path.stat().st_size, "line"
-    )
     names, lines = _lines(path, delimiter)
     if not names:
         raise DataError(f"{path} is empty: its first line must name the columns")
@@ -214,105 +202,67 @@ def _lines(path: Path, delimiter: str) -> tuple[list[str], list[int]]:
         except csv.Error as error:
             raise DataError(f"{path}, line {reader.line_num}: not a CSV: {error}; correct the line") from error
         except UnicodeDecodeError as error:
-            line = _undecodable_line(path)
-            raise DataError(f"{path}, line {line}: not a CSV in UTF-8: {error.reason}; save it in UTF-8") from error
+            raise DataError(f"{path}: not a CSV in UTF-8: {error}; save it in UTF-8") from error
     return names, lines
 
 
-def _undecodable_line(path: Path) -> int:
-    with path.open("rb") as file:
-        return next(number for number, line in enumerate(file, 1) if "\ufffd" in line.decode("utf-8", "replace"))
-
-
 def _read_parquet(path: Path) -> Table:
+    import pandas
+
     try:
-        import pyarrow
-        import pyarrow.parquet
+        frame = pandas.read_parquet(path)
     except ImportError as error:
         raise MissingExtraError(f"{path} needs pyarrow: pip install pyarrow, or give a CSV") from error
-    try:
-        with pyarrow.parquet.ParquetFile(path) as file:
-            schema, metadata = file.schema_arrow, file.metadata
-        groups, leaves = range(metadata.num_row_groups), range(metadata.num_columns)
-        _require_memory(path, sum(metadata.row_group(g).column(c).num_values for g in groups for c in leaves), "row")
-        _require_different(str(path), schema.names)
-        # Equal texts are stored once, however many rows have them.
-        texts = [f.name for f in schema if f.type in (pyarrow.string(), pyarrow.large_string(), pyarrow.binary())]
-        with pyarrow.parquet.ParquetFile(path, read_dictionary=texts) as file:
-            frame = file.read().to_pandas(ignore_metadata=True)
-    except (pyarrow.ArrowException, OSError) as error:
+    except (ValueError, OSError) as error:
         raise DataError(f"{path} could not be read as Parquet: {error}") from error
     return _of_frame(str(path), frame)
 
 
 def _frame(source: Any) -> Any:
-    """A frame of pandas, with the named levels of its index as columns."""
+    """A frame of pandas."""
     import pandas
 
-    if not isinstance(source, pandas.DataFrame):
-        if not callable(getattr(source, "to_pandas", None)):
-            raise DataError(
-                f"a table is the path of a CSV or Parquet file, or a frame of pandas or polars; got a "
-                f"{type(source).__module__}.{type(source).__qualname__}"
-            )
-        try:
-            source = source.to_pandas()
-        except ImportError as error:
-            raise MissingExtraError(f"a frame of polars needs pyarrow: pip install pyarrow ({error})") from error
-        if not isinstance(source, pandas.DataFrame):
-            raise DataError(f"a table is a frame with named columns, got a {type(source).__qualname__}")
-    named = [name for name in source.index.names if name is not None and name not in source.columns]
-    if named:
-        source = source.reset_index(level=named)
-    if isinstance(source.index, pandas.DatetimeIndex | pandas.TimedeltaIndex | pandas.PeriodIndex | pandas.MultiIndex):
+    try:
+        frame = source if isinstance(source, pandas.DataFrame) else source.to_pandas()
+    except ImportError as error:
+        raise MissingExtraError(f"a frame of polars needs pyarrow: pip install pyarrow ({error})") from error
+    except AttributeError:
+        frame = None
+    if not isinstance(frame, pandas.DataFrame):
         raise DataError(
-            "the frame's index holds times or several levels and has no name: name it, as in frame.rename_axis(['id', "
-            "'time']), and give group='id', time='time'"
+            "a table is the path of a CSV or Parquet file, or a frame of pandas or polars; got a "
+            f"{type(source).__module__}.{type(source).__qualname__}"
         )
-    return source
+    return frame
 
 
 def _of_frame(source: str, frame: Any) -> Table:
+    """The named levels of its index are columns, too."""
+    if levels := [name for name in frame.index.names if name is not None and name not in frame.columns]:
+        frame = frame.reset_index(level=levels)
+    if frame.index.nlevels > 1 or frame.index.dtype.kind in "mM":
+        raise DataError(
+            f"the index of {source} holds times or several levels and has no name: name it, as in "
+            "frame.rename_axis(['id', 'time']), and give group='id', time='time'"
+        )
     names = [str(name).strip() for name in frame.columns]
     _require_different(source, names)
-    table = Table(source, {}, np.arange(1, len(frame) + 1), "row")
-    for number, name in enumerate(names):
-        cells = _cells(frame.iloc[:, number])
-        if cells.dtype == object:
-            _require_plain(table, name, cells)
-        table.columns[name] = Column(cells)
-    return table
-
-
-def _require_plain(table: Table, name: str, cells: np.ndarray) -> None:
-    """Raises DataError for a cell that holds several values."""
-    for row, value in enumerate(cells):
-        if getattr(type(value), "__hash__", None) is None:
-            raise DataError(
-                f"{table.at(row, name)}: a {type(value).__qualname__} is no value of a table: give a column to each "
-                "of its parts, or leave the column out"
-            )
+    columns = {name: Column(_cells(frame.iloc[:, number])) for number, name in enumerate(names)}
+    return Table(source, columns, np.arange(1, len(frame) + 1), "row")
 
 
 def _cells(series: Any) -> np.ndarray:
     """A column of a frame: numbers, dates in UTC and durations as such, where missing is NaN or NaT; else objects."""
-    from pandas import PeriodDtype
     from pandas.api import types
 
     kind = series.dtype
-    if isinstance(kind, np.dtype) and kind.kind in "iufmM":
-        return np.asarray(series.to_numpy())
-    if isinstance(kind, PeriodDtype):
-        series, kind = series.dt.to_timestamp(), np.dtype("datetime64[ns]")
     if types.is_datetime64_any_dtype(kind):
-        if getattr(series.dt, "tz", None) is not None:
-            series = series.dt.tz_convert("UTC").dt.tz_localize(None)
-        return np.asarray(series.to_numpy("datetime64[ns]"))
+        return np.asarray((series if series.dt.tz is None else series.dt.tz_convert(None)).to_numpy("datetime64"))
     if types.is_numeric_dtype(kind) and not types.is_bool_dtype(kind):
-        if not series.hasnans and types.is_integer_dtype(kind):
+        if types.is_integer_dtype(kind) and not series.hasnans:
             return np.asarray(series.to_numpy("uint64" if types.is_unsigned_integer_dtype(kind) else "int64"))
         return np.asarray(series.to_numpy(np.float64, na_value=np.nan))
-    return np.asarray(series.astype(object).to_numpy(object))
+    return np.asarray(series.to_numpy() if types.is_timedelta64_dtype(kind) else series.astype(object).to_numpy(object))
 
 
 # ---------------------------------------------------------------------- numbers and names
@@ -347,52 +297,17 @@ def plain(value: Any) -> str:
     return repr(value.item() if isinstance(value, np.generic) else value)
 
 
-def number_of(value: Any) -> float:
-    """NaN for what is no number; Python's 1_000 and other alphabets' digits are none, and so are true and false."""
-    if isinstance(value, str) and ("_" in value or not value.isascii()):
-        return np.nan
-    try:
-        is_one = isinstance(value, str | int | float | Decimal | np.number) and not isinstance(value, bool)
-        return float(value) if is_one else np.nan
-    except (ValueError, OverflowError):
-        return np.nan
-
-
-def _numbers(values: np.ndarray) -> Any:
-    """What number_of makes of each, at the speed of numpy where all are texts of numbers or blank."""
-    texts = values.tolist()
-    try:
-        joined = "".join(texts)
-        if "_" not in joined and joined.isascii():
-            return np.array(["nan" if text.strip() in _MISSING else text for text in texts], object).astype(np.float64)
-    except (TypeError, ValueError):
-        pass
-    return [number_of(value) for value in texts]
-
-
 def _is_missing(value: Any) -> bool:
     text = value if isinstance(value, str) else str(value)
     return text in _MISSING or text.strip() in _MISSING
 
 
-#: a number as it is written where the decimal point is a comma, or with commas between thousands
-_COMMA = re.compile(r"\s*[-+]?[0-9]+(,[0-9]+)+(\.[0-9]+)?\s*")
-
-
 def holds_numbers(table: Table, name: str) -> bool:
-    """Whether a column is one of numbers, and not of categories. Raises DataError for numbers with commas."""
-    column = table.columns[name]
-    if column.is_numeric or column.values.dtype.kind in "mM":
-        return column.is_numeric
-    commas = column.each(lambda value: _COMMA.fullmatch(str(value)) is not None, False, bool)
-    if commas.sum() < _MOSTLY * (~column.missing).sum():
-        return False
-    row = int(np.flatnonzero(commas)[0])
-    raise DataError(
-        f"{table.at(row, name)}: {column.values[row]!r} is written with a comma ({int(commas.sum())} of its "
-        f"{table.height} rows): write numbers with a point and none between thousands, or name the "
-        "column in data.categorical"
-    )
+    """Whether a column is one of numbers, and not of categories."""
+    return table.columns[name].is_numeric
+
+
+_WHOLE = re.compile(r"^(-?[0-9]+)\.0+$")
 
 
 class Names(NamedTuple):
@@ -409,17 +324,22 @@ class Names(NamedTuple):
 def names(table: Table, name: str, what: str | None = None) -> Names:
     """A column as names, without spaces around them.
 
-    what  if given, a missing name is an error, and this is what has no name: "group", "channel"
+    what  what they are the names of, "group" or "channel"; a missing name is an error. Without it, they are categories:
+          1 and 1.0 are the same
 
     Raises DataError for the first name that is missing.
     """
-    column = table.columns[name]
     index: dict[str, int] = {}
 
     def code(value: Any) -> int:
-        return -1 if _is_missing(value) else index.setdefault(_name_of(value), len(index))
+        # A float that is whole is of a column of integers with gaps: 3.0 -> 3.
+        is_whole = isinstance(value, float | np.floating) and float(value).is_integer()
+        text = str(int(value) if is_whole else value).strip()
+        if what is None:
+            text = _WHOLE.sub(r"\1", text)
+        return -1 if text in _MISSING else index.setdefault(text, len(index))
 
-    codes = column.each(code, -1, np.int64)
+    codes = table.columns[name].each(code, -1, np.int64)
     if what is not None:
         require_present(table, name, what)
     return Names(codes, list(index))
@@ -433,22 +353,3 @@ def require_present(table: Table, name: str, what: str) -> None:
             f"{table.at(missing[0], name)}: the {what} is missing ({missing.size} of its {table.height} rows): fill it "
             "in, or leave these rows out"
         )
-
-
-def _name_of(value: Any) -> str:
-    """A float that is whole is the name of a column of integers with gaps: 3.0 -> 3."""
-    if isinstance(value, float | np.floating) and float(value).is_integer():
-        value = int(value)
-    return str(value).strip()
-
-
-_WHOLE = re.compile(r"(-?[0-9]+)\.0+")
-
-
-def categories(table: Table, name: str) -> Names:
-    """A column as categories: 1 and 1.0 are the same."""
-    found = names(table, name)
-    index: dict[str, int] = {}
-    merged = [index.setdefault(_WHOLE.sub(r"\1", each) if _WHOLE.fullmatch(each) else each, len(index))
-              for each in found.names]  # fmt: skip
-    return Names(np.array([*merged, -1], dtype=np.int64)[found.codes], list(index))
