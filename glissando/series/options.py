@@ -47,7 +47,6 @@ class SeriesData:
                     `columns` names or a long table's, and regression or classification by its values
     label           step: a class for each step; series: one for each series; by default series where no series has two
     duplicates      rows of the same series, time and channel with unequal values: error, or which of them is taken
-    scale           series: the values of each series are scaled by its own past; all: by the training data
     split           series: whole series are held out; future: the end of each; by default series, if there are several
     window          number of steps of a training window
     batch_size      number of windows of a batch
@@ -73,7 +72,6 @@ class SeriesData:
     task: Literal["forecast", "regression", "classification"] | None = None
     label: Literal["step", "series"] | None = None
     duplicates: Literal["error", "mean", "first", "last"] = "error"
-    scale: Literal["series", "all"] = "all"
     split: Literal["series", "future"] | None = None
     window: PositiveInt = 64
     batch_size: PositiveInt = 8

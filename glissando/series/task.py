@@ -99,8 +99,6 @@ def prepare(data: SeriesData, encoding: Encoding | None = None, source: Any = No
 
     Raises DataError for what cannot be used, ConfigError for an option that is not trained yet.
     """
-    if data.scale == "series":
-        raise ConfigError("data.scale series is not trained yet: leave it out, which scales by the training data")
     panel, encoding = read_panel(data, source, encoding)
     if data.valid_path is None:
         train, valid = parts(panel, data)
