@@ -31,6 +31,7 @@ MISSING, UNKNOWN = 0, 1
 
 Task = Literal["forecast", "regression", "classification"]
 Form = Literal["date", "number", "row"]
+Label = Literal["step", "series"]
 
 
 @options
@@ -58,7 +59,7 @@ class Encoding:
     future: list[str] = field(default_factory=list)
     target: list[str] = field(default_factory=list)
     task: Task = "forecast"
-    label: Literal["step", "series"] = "step"
+    label: Label = "step"
     classes: list[str] = field(default_factory=list)
     time_form: Form = "row"
     unit: str = "row"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import cached_property
 from typing import Any, cast
 
@@ -12,7 +13,7 @@ from glissando.errors import ConfigError, DataError
 from glissando.series import tables
 from glissando.series.inspection import described, warnings
 from glissando.series.options import SeriesData
-from glissando.series.panel import MISSING, UNKNOWN, Clock, Encoding, Panel
+from glissando.series.panel import MISSING, UNKNOWN, Clock, Encoding, Label, Panel
 from glissando.series.roles import Roles, home, listed, roles
 from glissando.series.steps import Clash, merge, steps
 from glissando.series.tables import Names, Table
@@ -49,26 +50,23 @@ class _Reader:
 
     def __init__(self, data: SeriesData, table: Table, found: Roles, is_new: bool) -> None:
         self.data, self.table, self.roles, self.is_new = data, table, found, is_new
+        self.fixed = found.encoding
         self.report = list(found.report)
         self.kept = None if found.channels is None else self._measurements(found.channels)
         self.steps = steps(data, table, found.encoding.time_form, self.kept)
         self.count = len(self.steps.first)
-        self.merged: dict[str, list[int]] = {}
+        self.merged: dict[str, tuple[int, int, int]] = {}
 
     def panel(self) -> tuple[Panel, Encoding]:
-        data, steps_, fixed = self.data, self.steps, self.roles.encoding
-        if self.roles.channels is None:
-            values, codes, categories = self._wide()
-        else:
-            values, codes, categories = self._long(self.roles.channels)
+        data, steps_, fixed = self.data, self.steps, self.fixed
+        values, codes, categories = self._channels()
         static, static_codes, static_categories = self._static()
         target, labels, label, classes = self._target()
         future = self._columns(fixed.future, self._future)
         if not self.is_new:
-            parts = {
-                "categorical": categories, "static_categorical": static_categories, "classes": classes, "label": label,
-            }  # fmt: skip
-            fixed = Encoding(**{name: parts.get(name, getattr(fixed, name)) for name in Encoding.__dataclass_fields__})
+            fixed = replace(
+                fixed, categorical=categories, static_categorical=static_categories, classes=classes, label=label
+            )
         times = steps_.times
         first = steps_.places[steps_.starts[:-1]]
         origins = first * 0 if times is None else times.origins(first, fixed.time_form)
@@ -82,7 +80,7 @@ class _Reader:
         return panel._replace(report=[*lines, *warnings(data, fixed, panel)]), fixed
 
     def _measurements(self, channels: Names) -> np.ndarray:
-        read = [*self.roles.numeric, *self.roles.categorical]
+        read = [*self.fixed.columns, *self.fixed.categorical]
         wanted = np.array([name in read for name in [*channels.names, ""]])[channels.codes]
         missing = wanted & self.table.columns[str(self.data.value)].missing
         if not self.is_new and (left := [name for name in channels.names if name not in read]):
@@ -96,17 +94,28 @@ class _Reader:
 
     # ---------------------------------------------------------------------- channels
 
-    def _wide(self) -> tuple[np.ndarray, np.ndarray, dict[str, list[str]]]:
-        values = self._columns(
-            self.roles.numeric, lambda name: self._step(tables.numbers(self.table, name), name, np.nan)
+    @cached_property
+    def _measured(self) -> dict[str, np.ndarray]:
+        """Of a long table: channel -> which of the sorted rows are its measurements."""
+        channels = cast(Names, self.roles.channels)
+        code = channels.codes[self.steps.rows]
+        order = np.argsort(code, kind="stable")
+        ends = np.searchsorted(code[order], np.arange(len(channels.names) + 1))
+        return {name: order[ends[c] : ends[c + 1]] for c, name in enumerate(channels.names)}
+
+    def _channels(self) -> tuple[np.ndarray, np.ndarray, dict[str, list[str]]]:
+        table, fixed, channels = self.table, self.fixed, self.roles.channels
+        if channels is None:
+            values = self._columns(fixed.columns, lambda name: self._step(tables.numbers(table, name), name, np.nan))
+            return values, *self._categories(fixed.categorical, self.count, self._category)
+        value = str(self.data.value)
+        is_number = np.array([name in fixed.columns for name in channels.names])[channels.codes]
+        cells = tables.numbers(table, value, is_number & cast(np.ndarray, self.kept))
+        coded = tables.names(table, value) if fixed.categorical else Names(np.empty(0, np.int64), [])
+        values = self._columns(fixed.columns, lambda name: self._step(cells, value, np.nan, name))
+        return values, *self._categories(
+            fixed.categorical, self.count, lambda name: (coded.names, self._step(coded.codes, value, -1, name))
         )
-        categories: dict[str, list[str]] = {}
-        codes = np.zeros((self.count, len(self.roles.categorical)), np.int64)
-        for q, name in enumerate(self.roles.categorical):
-            found = tables.names(self.table, name)
-            each = self._step(found.codes, name, -1)
-            codes[:, q], categories[name] = self._encoded(name, found.names, each, self.roles.encoding.categorical)
-        return values, codes, categories
 
     def _columns(self, names: list[str], read: Callable[[str], np.ndarray]) -> np.ndarray:
         made = np.empty((self.count, len(names)), order="F")
@@ -114,23 +123,36 @@ class _Reader:
             made[:, number] = read(name)
         return np.ascontiguousarray(made)
 
-    def _step(self, cells: np.ndarray, name: str, missing: Any, how: str | None = None) -> np.ndarray:
-        """(N,) a column of a wide table by steps."""
-        steps_ = self.steps
-        how = self.data.duplicates if how is None else how
+    def _categories(
+        self, known: dict[str, list[str]], size: int, read: Callable[[str], tuple[list[str], np.ndarray]]
+    ) -> tuple[np.ndarray, dict[str, list[str]]]:
+        """(size, Q) codes of columns, and the categories of each; `read` gives a column's names and codes of these."""
+        codes, categories = np.zeros((size, len(known)), np.int64), {}
+        for number, name in enumerate(known):
+            codes[:, number], categories[name] = self._encoded(name, *read(name), known[name])
+        return codes, categories
+
+    def _category(self, name: str) -> tuple[list[str], np.ndarray]:
+        found = tables.names(self.table, name)
+        return found.names, self._step(found.codes, name, -1)
+
+    def _step(self, cells: np.ndarray, column: str, missing: Any, channel: str | None = None) -> np.ndarray:
+        """(N,) a column of a table by steps; of a long one, the measurements of a channel."""
+        steps_, how = self.steps, self.data.duplicates
         if how == "mean" and cells.dtype.kind == "i":
             how = "error"
+        at = slice(None) if channel is None else self._measured.get(channel, np.empty(0, np.int64))
+        rows = steps_.rows[at]
         try:
-            found = merge(cells[steps_.rows], steps_.step, self.count, missing, how)
+            found = merge(cells[rows], steps_.step[at], self.count, missing, how)
         except Clash as error:
-            raise self._clash(error, steps_.rows, name, repr(name)) from None
+            what = repr(column) if channel is None else f"the channel {channel!r}"
+            raise self._clash(error, rows, column, what) from None
         if found.repeated:
-            self._note_merged("cells", found.repeated, found.most, found.unequal)
+            what = "cells" if channel is None else "measurements"
+            repeated, most, unequal = self.merged.get(what, (0, 0, 0))
+            self.merged[what] = (repeated + found.repeated, max(most, found.most), unequal + found.unequal)
         return found.values
-
-    def _note_merged(self, what: str, repeated: int, most: int, unequal: int) -> None:
-        total = self.merged.setdefault(what, [0, 0, 0])
-        self.merged[what] = [total[0] + repeated, max(total[1], most), total[2] + unequal]
 
     def _clash(self, error: Clash, rows: np.ndarray, column: str, what: str) -> DataError:
         """The error for two rows of one time that differ."""
@@ -142,53 +164,16 @@ class _Reader:
         fix = "correct one, or choose with --data.duplicates mean, first or last"
         if data.group is None:
             fix += "; if the table has several series, name the column that tells them apart with --data.group"
-        if data.channel is None and self.roles.categorical:
+        if data.channel is None and self.fixed.categorical:
             fix += "; if each row is one measurement, name the column that says of what with --data.channel"
         return DataError(
             f"{table.at(other, column)}: {what}{of}{time} is {values[other]}, and in {table.unit} {table.places[one]} "
             f"it is {values[one]}: {fix}"
         )
 
-    def _long(self, channels: Names) -> tuple[np.ndarray, np.ndarray, dict[str, list[str]]]:
-        """Each measurement at its step and channel."""
-        table, value, steps_ = self.table, str(self.data.value), self.steps
-        numeric, categorical = self.roles.numeric, self.roles.categorical
-        place = {name: number for number, name in enumerate([*numeric, *categorical])}
-        column = np.array([place.get(name, -1) for name in channels.names])[channels.codes]
-        cells = tables.numbers(table, value, (column >= 0) & (column < len(numeric)))
-        found = tables.names(table, value) if categorical else Names(np.empty(0), [])
-        width = len(place)
-        keys = steps_.step * width + column[steps_.rows]
-        order = np.argsort(keys, kind="stable")
-        keys, rows = keys[order], steps_.rows[order]
-        how = self.data.duplicates
-        try:
-            made = merge(cells[rows], keys, self.count * width, np.nan, how)
-            coded = made if not categorical else merge(
-                np.where(column[rows] >= len(numeric), found.codes[rows], -1), keys, self.count * width, -1,
-                "error" if how == "mean" else how,
-            )  # fmt: skip
-        except Clash as error:
-            name = channels.names[channels.codes[rows[error.first]]]
-            raise self._clash(error, rows, value, f"the channel {name!r}") from None
-        for one in (made, coded) if categorical else (made,):
-            if one.repeated:
-                self._note_merged("measurements", one.repeated, one.most, one.unequal)
-        values = np.ascontiguousarray(made.values.reshape(self.count, width)[:, : len(numeric)])
-        codes = np.zeros((self.count, len(categorical)), np.int64)
-        categories: dict[str, list[str]] = {}
-        for q, name in enumerate(categorical):
-            each = coded.values.reshape(self.count, width)[:, len(numeric) + q]
-            codes[:, q], categories[name] = self._encoded(name, found.names, each, self.roles.encoding.categorical)
-        return values, codes, categories
-
-    def _encoded(
-        self, name: str, names: list[str], raw: np.ndarray, run: dict[str, list[str]]
-    ) -> tuple[np.ndarray, list[str]]:
+    def _encoded(self, name: str, names: list[str], raw: np.ndarray, known: list[str]) -> tuple[np.ndarray, list[str]]:
         """Codes of a categorical column, and its known categories: a run's, or its own, the most frequent first."""
-        if self.is_new:
-            known = run[name]
-        else:
+        if not self.is_new:
             counts = np.bincount(raw[raw >= 0], minlength=len(names))
             known = [names[index] for index in np.argsort(-counts, kind="stable") if counts[index]]
         index = {each: number + UNKNOWN + 1 for number, each in enumerate(known)}
@@ -214,19 +199,15 @@ class _Reader:
     # ---------------------------------------------------------------------- facts and targets
 
     def _static(self) -> tuple[np.ndarray, np.ndarray, dict[str, list[str]]]:
-        size = len(self.steps.names)
-        static = np.empty((size, len(self.roles.static)))
-        for number, name in enumerate(self.roles.static):
+        size, fixed = len(self.steps.names), self.fixed
+        static = np.empty((size, len(fixed.static)))
+        for number, name in enumerate(fixed.static):
             static[:, number] = self._fact(name, tables.numbers(self._home(name), name), np.nan)
-        codes = np.zeros((size, len(self.roles.static_categorical)), np.int64)
-        categories: dict[str, list[str]] = {}
-        for number, name in enumerate(self.roles.static_categorical):
-            found = tables.names(self._home(name), name)
-            raw = self._fact(name, found.codes, -1)
-            codes[:, number], categories[name] = self._encoded(
-                name, found.names, raw, self.roles.encoding.static_categorical
-            )
-        return static, codes, categories
+        return static, *self._categories(fixed.static_categorical, size, self._static_category)
+
+    def _static_category(self, name: str) -> tuple[list[str], np.ndarray]:
+        found = tables.names(self._home(name), name)
+        return found.names, self._fact(name, found.codes, -1)
 
     def _home(self, name: str) -> Table:
         return home(self.table, self.roles.facts, name)
@@ -263,9 +244,9 @@ class _Reader:
         rows = rows[series[rows] >= 0]
         return rows, series[rows]
 
-    def _target(self) -> tuple[np.ndarray | None, np.ndarray | None, str, list[str]]:
+    def _target(self) -> tuple[np.ndarray | None, np.ndarray | None, Label, list[str]]:
         """Targets of a regression or labels of a classification, what has a label, and the classes."""
-        names, fixed = self.roles.target, self.roles.encoding
+        names, fixed = self.roles.target, self.fixed
         if not names:
             return None, None, fixed.label, fixed.classes
         if fixed.task == "regression":
@@ -297,7 +278,7 @@ class _Reader:
             self.report.append(f"{missing:,} {'series' if label == 'series' else 'steps'} have no {name!r}: not scored")
         return None, labels, label, classes
 
-    def _label_of(self, name: str, found: Names) -> str:
+    def _label_of(self, name: str, found: Names) -> Label:
         """Whether each series or each step has a class."""
         if self.data.label == "series" or self._home(name) is not self.table:
             return "series"

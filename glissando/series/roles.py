@@ -19,26 +19,27 @@ _CATEGORIES = 20
 
 
 class Roles(NamedTuple):
-    """The columns of a table and of the table of static facts, by what they are for.
+    """What a table's columns are for, beside the encoding.
 
-    numeric, categorical  channels: columns of a wide table, values of the column `data.channel` of a long one
-    facts                 the second table; None without data.static_path
-    static, static_categorical
-    target                columns to predict; none of a forecast, or of a table without them
-    channels              of a long table: the channel of each row
-    encoding              without the categories and classes, which are counted later
-    report                lines for the user
+    facts     the second table; None without data.static_path
+    target    columns to predict; none of a forecast, or of a table without them
+    channels  of a long table: the channel of each row
+    encoding  without the categories and classes, which are counted later
+    report    lines for the user
     """
 
-    numeric: list[str]
-    categorical: list[str]
     facts: Table | None
-    static: list[str]
-    static_categorical: list[str]
     target: list[str]
     channels: Names | None
     encoding: Encoding
     report: list[str]
+
+
+#: an option -> one that it needs
+_NEEDS = (
+    ("channel", "value"), ("value", "channel"), ("channel", "time"), ("time_format", "time"), ("time_unit", "time"),
+    ("static_path", "group"), ("label", "target"),
+)  # fmt: skip
 
 
 def roles(data: SeriesData, table: Table, encoding: Encoding | None) -> Roles:
@@ -46,31 +47,25 @@ def roles(data: SeriesData, table: Table, encoding: Encoding | None) -> Roles:
     _require_consistent(data)
     facts = None if data.static_path is None else tables.read_table(data.static_path, data.delimiter)
     report: list[str] = []
-    one_each = {
-        "data.group": data.group,
-        "data.time": data.time,
-        "data.channel": data.channel,
-        "data.value": data.value,
-    }
-    for option, name in one_each.items():
-        if name is not None:
-            _require(table, [name], option)
+    for option in ("group", "time", "channel", "value"):
+        if (name := getattr(data, option)) is not None:
+            _require(table, None, [name], f"data.{option}")
     if facts is not None:
-        _require(facts, [str(data.group)], "data.group")
+        _require(facts, None, [str(data.group)], "data.group")
     form, unit = _clock(data, table, encoding, report)
     channels = None if data.channel is None else tables.names(table, data.channel, "channel")
     if encoding is not None:
         return _of_run(data, table, facts, channels, encoding, form, report)
     task = _task(data, table, facts, channels)
     target = data.target if task != "forecast" else []
-    _require_either(table, facts, data.static, "data.static")
-    _require_either(table, facts, target, "data.target")
-    _require(table, data.future, "data.future")
+    _require(table, facts, data.static, "data.static")
+    _require(table, facts, target, "data.target")
+    _require(table, None, data.future, "data.future")
     numeric, categorical = _channels(data, table, channels, target, task, report)
     categories = [
         name
         for name in data.static
-        if name in data.categorical or not tables.holds_numbers(home(table, facts, name), name)
+        if name in data.categorical or not home(table, facts, name).columns[name].is_numeric
     ]
     static = [name for name in data.static if name not in categories]
     known = {*numeric, *categorical, *data.static}
@@ -86,31 +81,21 @@ def roles(data: SeriesData, table: Table, encoding: Encoding | None) -> Roles:
         static_categorical={name: [] for name in categories}, future=data.future,
         target=forecast if task == "forecast" else target, task=task, time_form=form, unit=unit,
     )  # fmt: skip
-    return Roles(numeric, categorical, facts, static, categories, target, channels, fixed, report)
+    return Roles(facts, target, channels, fixed, report)
 
 
 def _require_consistent(data: SeriesData) -> None:
-    if (data.channel is None) != (data.value is None):
-        raise ConfigError(
-            "a long table needs both data.channel, the column with what was measured, and data.value, the column with "
-            "its value: name the other too"
-        )
-    if data.channel is not None and data.time is None:
-        raise ConfigError("a long table needs data.time, the column with the time of each measurement: name it")
-    if data.static_path is not None and data.group is None:
-        raise ConfigError("data.static_path needs data.group, the column that names the series in both tables")
+    for option, needed in _NEEDS:
+        if getattr(data, option) is not None and not getattr(data, needed):
+            raise ConfigError(
+                f"data.{option} needs data.{needed}, which is not named: name that column, or leave data.{option} out"
+            )
     if data.static_path is not None and not data.static and not data.target:
         raise ConfigError("data.static_path is given and data.static names none of its columns: name those to read")
-    if data.time is None and data.time_format is not None:
-        raise ConfigError("data.time_format is of the column data.time, which is not named: name it, or leave it out")
-    if data.time is None and data.time_unit is not None:
-        raise ConfigError("data.time_unit is of the column data.time, which is not named: name it, or leave it out")
     if data.task in ("regression", "classification") and not data.target:
         raise ConfigError(
             f"data.task {data.task} needs data.target, the column to predict; without one values are forecast"
         )
-    if data.label is not None and not data.target:
-        raise ConfigError("data.label is of the column data.target, which is not named: name it, or leave it out")
     named = [
         *(n for n in (data.group, data.time, data.channel, data.value) if n is not None),
         *data.static,
@@ -124,20 +109,18 @@ def _require_consistent(data: SeriesData) -> None:
         raise ConfigError(f"{mixed[0]} is in data.columns and has another role too: leave it out of one")
 
 
-def _require(table: Table, columns: Iterable[str], option: str) -> None:
-    for name in columns:
-        if name not in table.columns:
-            raise unknown_name(f"column of {table.source} ({option})", name, table.columns)
-
-
-def _require_either(table: Table, facts: Table | None, columns: Iterable[str], option: str) -> None:
+def _known(table: Table, facts: Table | None) -> tuple[str, dict[str, tables.Column]]:
+    """The tables' name, and the columns of both."""
     if facts is None:
-        _require(table, columns, option)
-        return
-    both = {**table.columns, **facts.columns}
+        return table.source, table.columns
+    return f"{table.source} or {facts.source}", {**table.columns, **facts.columns}
+
+
+def _require(table: Table, facts: Table | None, columns: Iterable[str], option: str) -> None:
+    where, known = _known(table, facts)
     for name in columns:
-        if name not in both:
-            raise unknown_name(f"column of {table.source} or {facts.source} ({option})", name, both)
+        if name not in known:
+            raise unknown_name(f"column of {where} ({option})", name, known)
 
 
 def home(table: Table, facts: Table | None, name: str) -> Table:
@@ -173,8 +156,8 @@ def _task(data: SeriesData, table: Table, facts: Table | None, channels: Names |
     elif not data.target or (channels is not None and data.target[0] in channels.names):
         task = "forecast"
     else:
-        _require_either(table, facts, data.target, "data.target")
-        numeric = all(tables.holds_numbers(home(table, facts, name), name) for name in data.target)
+        _require(table, facts, data.target, "data.target")
+        numeric = all(home(table, facts, name).columns[name].is_numeric for name in data.target)
         task = "regression" if numeric else "classification"
     if task == "classification" and len(data.target) > 1:
         raise ConfigError(f"data.task classification is of one target, got {', '.join(data.target)}: name one")
@@ -188,7 +171,7 @@ def _channels(
     if channels is not None:
         return _long_channels(data, table, channels)
     wanted = [*data.columns, *(data.target if task == "forecast" and data.columns else ())]
-    _require(table, wanted, "data.columns")
+    _require(table, None, wanted, "data.columns")
     used = {data.group, data.time, *data.static, *data.future, *target}
     chosen = list(dict.fromkeys(wanted)) or [name for name in table.columns if name not in used]
     chosen += [name for name in data.categorical if name in table.columns and name not in {*chosen, *used}]
@@ -200,7 +183,7 @@ def _channels(
             report.append(f"the column {name!r} is left out: {why}")
         elif column.values.dtype.kind in "mM":
             raise DataError(f"{table.source}, column {name!r} holds times: leave it out of data.columns")
-        elif name in data.categorical or not tables.holds_numbers(table, name):
+        elif name in data.categorical or not column.is_numeric:
             categorical.append(name)
         else:
             numeric.append(name)
@@ -234,18 +217,10 @@ def _long_channels(data: SeriesData, table: Table, channels: Names) -> tuple[lis
     for name in chosen:
         if name not in channels.names:
             raise unknown_name(f"channel of {table.source}, column {data.channel!r}", name, channels.names)
-    value = table.columns[str(data.value)]
-    if value.values.dtype.kind in "iuf":
-        texts: set[str] = set()
-    else:
-        numeric = ~np.isnan(value.numbers)
-        observed = ~value.missing
-        count = len(channels.names)
-        of_numbers = np.bincount(channels.codes[observed & numeric], minlength=count)
-        of_all = np.bincount(channels.codes[observed], minlength=count)
-        texts = {
-            name for name, some, every in zip(channels.names, of_numbers, of_all, strict=True) if some < 0.5 * every
-        }
+    value, count = table.columns[str(data.value)], len(channels.names)
+    of_numbers = np.bincount(channels.codes[~value.missing & ~np.isnan(value.numbers)], minlength=count)
+    of_all = np.bincount(channels.codes[~value.missing], minlength=count)
+    texts = {name for name, some, every in zip(channels.names, of_numbers, of_all, strict=True) if some < 0.5 * every}
     texts |= {name for name in data.categorical if name in channels.names}
     return [name for name in chosen if name not in texts], [name for name in chosen if name in texts]
 
@@ -255,30 +230,23 @@ def _of_run(
     report: list[str],
 ) -> Roles:  # fmt: skip
     """The roles that a run's encoding gives. Raises DataError for a column that the table lacks."""
-    needed = [*encoding.future]
-    if channels is None:
-        needed += [*encoding.columns, *encoding.categorical]
-    for name in [*needed, *encoding.static, *encoding.static_categorical]:
-        if name not in table.columns and (name in needed or facts is None or name not in facts.columns):
-            where = table.source if facts is None else f"{table.source} or {facts.source}"
+    where, columns = _known(table, facts)
+    of_steps = [*encoding.future, *((*encoding.columns, *encoding.categorical) if channels is None else ())]
+    for name in [*of_steps, *encoding.static, *encoding.static_categorical]:
+        if name not in (table.columns if name in of_steps else columns):
             raise DataError(
                 f"there is no column {name!r} in {where}, and the model reads it: add it, blank where nothing is known"
             )
-    target: list[str] = []
-    if encoding.task != "forecast":
-        target = [n for n in encoding.target if n in table.columns or (facts is not None and n in facts.columns)]
-        if len(target) < len(encoding.target):
-            target = []
-            report.append(f"there is no column {encoding.target[0]!r}: nothing is scored")
+    target = [name for name in encoding.target if name in columns] if encoding.task != "forecast" else []
+    if encoding.task != "forecast" and len(target) < len(encoding.target):
+        target = []
+        report.append(f"there is no column {encoding.target[0]!r}: nothing is scored")
     if channels is not None:
         known = {*encoding.columns, *encoding.categorical}
         if other := [name for name in channels.names if name not in known]:
             rows = int(np.isin(channels.codes, [channels.names.index(name) for name in other]).sum())
             report.append(f"{rows:,} rows of channels that the model does not read are left out: {listed(other)}")
-    return Roles(
-        encoding.columns, list(encoding.categorical), facts, encoding.static, list(encoding.static_categorical), target,
-        channels, encoding, report,
-    )  # fmt: skip
+    return Roles(facts, target, channels, encoding, report)
 
 
 def listed(names: Sequence[str], most: int = 5) -> str:

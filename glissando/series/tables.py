@@ -302,11 +302,6 @@ def _is_missing(value: Any) -> bool:
     return text in _MISSING or text.strip() in _MISSING
 
 
-def holds_numbers(table: Table, name: str) -> bool:
-    """Whether a column is one of numbers, and not of categories."""
-    return table.columns[name].is_numeric
-
-
 _WHOLE = re.compile(r"^(-?[0-9]+)\.0+$")
 
 
