@@ -97,7 +97,7 @@ def prepare(data: SeriesData, encoding: Encoding | None = None, source: Any = No
         encoding: That of a run that goes on.
         source: A frame in the place of data.path.
 
-    Raises DataError for what cannot be used, ConfigError for an option that is not trained yet.
+    Raises DataError for what cannot be used.
     """
     panel, encoding = read_panel(data, source, encoding)
     if data.valid_path is None:
