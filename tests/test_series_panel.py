@@ -396,6 +396,7 @@ def test_options_that_contradict_each_other(options, error, message, tmp_path):
         (["20250131.0", "20250201.0", "20250301.0"], [86400.0, 28 * 86400.0]),  # integers that were floats once
         (["2025-01-31", " 2025-01-31T01:00Z ", "2025-01-31T03:00+01:00"], [3600.0, 3600.0]),
         (["2025-01-31 23:59:59.9999995", "2025-02-01", "2025-02-01 00:00:00.0000005"], [5e-7, 5e-7]),
+        (["2025-02-01", "2025-02-01 00:00:00.000000001", "2025-02-01T00:00:00.000001"], [1e-9, 9.99e-7]),
     ],
 )
 def test_dates_are_read_to_the_nanosecond(times, gaps, tmp_path):
@@ -458,6 +459,8 @@ def test_a_date_that_does_not_exist_is_found_among_dates(tmp_path):
         ([1, "5_0", 70], "'5_0' is no finite number"),
         ([1, "1e300", 70], "1e300 is beyond 1e\\+30"),
         (["2025-01-01", "today", "2025-01-03"], "'today' is no date"),
+        (["2025-01-01", "3000-01-01", "2025-01-03"], "'3000-01-01' is no date .* in a year from 1678 to 2261"),
+        (["2025-01-01", "2025-01-02T00:00:00.0000000001", "2025-01-03"], "is no date"),
     ],
 )
 def test_what_is_no_time_is_refused_with_its_place(times, message, tmp_path):
@@ -509,6 +512,7 @@ def test_times_of_parquet(column, gap, tmp_path):
         (lambda pa: pa.array([datetime.timedelta(k) for k in range(4)]), {}, r"column 't' holds durations: give num"),
         (lambda pa: pa.array([datetime.time(k) for k in range(4)]), {}, r"row 1, column 't': datetime.time\(0, 0\)"),
         (lambda pa: pa.array(np.arange(4), pa.timestamp("s")), {"time_format": "number"}, r"column 't' holds dates"),
+        (lambda pa: pa.array(32503680000 * np.arange(4), pa.timestamp("s")), {}, r"row 2, column .t.: .* is no date"),
         (lambda pa: pa.array(DAYS), {"time_unit": "h"}, r"data\.time_unit is h, and the times t are dates"),
     ],
 )  # fmt: skip

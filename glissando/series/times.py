@@ -99,7 +99,7 @@ def _nanoseconds(table: Table, name: str) -> np.ndarray:
     column = table.columns[name]
     texts = column.each(_iso, "", object)
     dates = pandas.to_datetime(pandas.Series(texts), format="ISO8601", utc=True, errors="coerce")
-    if (wrong := np.flatnonzero(dates.isna())).size:
+    if (wrong := np.flatnonzero(~dates.dt.year.between(1678, 2261))).size:  # where int64 holds nanoseconds
         raise DataError(
             f"{table.at(wrong[0], name)}: {plain(column.values[wrong[0]])} is no date ({wrong.size} of its "
             f"{table.height} rows): write it as 2026-01-31 12:00:00, in a year from 1678 to 2261, or, if all are "
@@ -109,9 +109,9 @@ def _nanoseconds(table: Table, name: str) -> np.ndarray:
 
 
 def _iso(value: Any) -> str:
-    """The text of a date; pandas reads `now` and `today`, too, which are none in a table."""
+    """The text of a date. Pandas would read `now` and `today`, too, and cut digits beyond nanoseconds off."""
     text = _COMPACT.sub(r"\1", str(value).strip())
-    return text if text[:4].isdigit() else ""
+    return text if text[:4].isdigit() and not re.search(r"[.,][0-9]{10}", text) else ""
 
 
 def zones(table: Table, name: str) -> int:
