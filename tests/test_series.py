@@ -348,12 +348,6 @@ def test_time_is_read_and_ages_the_states_that_accept_it():
             assert torch.equal(before.depth[0].mixer.x, after.depth[0].mixer.x) == still
 
 
-def test_what_keeps_time_out_is_named():
-    """The mixers know time and the convolution before them does not: leaving dt out is not the only way."""
-    with pytest.raises(ContextError, match=r"'dt' but does not accept it: its mixers do.*block\.conv_width to 0"):
-        LanguageModel.from_preset("liquid-ssm-nano")(torch.zeros(1, 3).long(), dt=torch.ones(1, 3))
-
-
 def test_a_dial_needs_a_flow():
     with pytest.raises(ContextError, match="'control' but does not accept it"):
         build("liquid")(torch.randn(1, 4, 3).double(), control=torch.ones(1, 2).double())
