@@ -222,7 +222,7 @@ def test_a_reflection_has_the_eigenvalue_minus_one():
     with torch.no_grad():
         mixer.write_bias.fill_(50.0)
         mixer.log_rate.fill_(-50.0)
-        mixer.project.weight[8:11] = 0  # v
+        mixer.project.weight[8:12] = 0  # v
         once = mixer(x, mixer.init_state(1)._replace(s=s))[1].s
         twice = mixer(x.expand(1, 2, 4), mixer.init_state(1)._replace(s=s))[1].s
     k = F.normalize(F.silu(x[0, 0] @ mixer.project.weight[4:8].T), dim=-1)

@@ -146,5 +146,5 @@ def test_a_batch_that_a_long_text_has_left_is_as_small_as_those_that_stay(preset
 )  # fmt: skip
 def test_room_to_grow_stays(filled, room, left):
     k, v, position = torch.zeros(2, 1, room), torch.zeros(2, 1, room, 4), torch.tensor([filled, filled // 2])
-    [layer, _] = fit_room((TauState(k, v, None, None, None, position), None), spare=True)
+    [layer, _] = fit_room((TauState(k, v, None, None, None, position, position), None), spare=True)
     assert layer.capacity == layer.v.shape[2] == left

@@ -160,8 +160,8 @@ def test_git_has_no_say_outside_a_checkout(run, tmp_path, monkeypatch, capfd):
 
 def test_options_that_do_not_go_together_are_refused(run, capsys):
     for wrong, said in [
-        (["--tasks", "glissando_endings", "--file", "x.txt"], "--file was given too"),
-        (["--limit", "3"], "--limit 3 is for --tasks"),
+        (["--tasks", "glissando_endings", "--file", "x.txt"], "leave out --file"),
+        (["--limit", "3"], "--limit has no effect without --tasks"),
     ]:
         assert main(["evaluate", str(run), *wrong]) == 2
         assert said in capsys.readouterr().err

@@ -85,7 +85,7 @@ def test_arguments_that_it_has_no_use_for_are_refused_and_none_is_not():
     model = GlissandoForCausalLM.from_preset("transformer-nano", hidden_size=16, depth={"layers": 1})
     ids = torch.tensor([[1, 2]])
     assert torch.equal(model(ids, position_ids=None, output_attentions=False).logits, model(ids).logits)
-    with pytest.raises(TypeError, match=r"has no token_type_ids: leave that out, .*tokens have no types"):
+    with pytest.raises(TypeError, match="has no token_type_ids: leave that out"):
         model(ids, token_type_ids=torch.zeros_like(ids))
-    with pytest.raises(TypeError, match="has no output_attentions, "):
+    with pytest.raises(TypeError, match="has no output_attentions"):
         model(ids, output_attentions=True, position_ids=ids)

@@ -8,7 +8,7 @@ from tolerances import assert_close
 
 from glissando.depth.mean_gate import MeanGate
 from glissando.errors import ConfigError
-from glissando.mixers import Context, ContextError
+from glissando.mixers import Context
 from glissando.mixers.liquid import Dense, Diagonal, Liquid
 from glissando.mixers.liquid.zero_order_hold import discretize
 from glissando.model import LanguageModel
@@ -202,12 +202,6 @@ def test_time_constants_go_on_from_a_state(dynamics: str):
 def test_options_that_do_not_fit_are_refused(options: dict, message: str):
     with pytest.raises(ConfigError, match=message):
         Liquid(6, **options)
-
-
-def test_a_convolution_has_no_use_for_time_steps():
-    model = LanguageModel.from_preset("liquid-ssm-nano", depth={"layers": 1})
-    with pytest.raises(ContextError, match="dt"):
-        model(torch.zeros(1, 3, dtype=torch.int64), dt=torch.ones(1, 3))
 
 
 # ---------------------------------------------------------------------- the gate by a running mean

@@ -20,8 +20,7 @@ from training_runs import configuration, resume_series, text_file, train_series
 import glissando
 from glissando import imports, machine, remote, storages, untrusted
 from glissando.cli import main
-from glissando.data.corpora import HubOptions
-from glissando.errors import ConfigError, DataError, GlissandoError, RunError
+from glissando.errors import DataError, GlissandoError, RunError
 from glissando.remote import Mirror, fetched
 from glissando.runs import Run
 from glissando.series.evaluation import evaluate as evaluate_series
@@ -233,9 +232,6 @@ def test_a_data_set_by_name_is_no_folder_of_this_machine(run, diary, kind):
     forge(run, change, environment=False)
     with pytest.raises(RunError, match="no digest of it"):
         resume(run)
-    for file in (str(diary), "../diary.txt", "file:///home/diary.txt", "~/diary.txt"):
-        with pytest.raises(ConfigError, match=r"data\.file names a file of the data set"):
-            HubOptions(file=file)
 
 
 # ---------------------------------------------------------------------- damage is not signed

@@ -50,7 +50,7 @@ def main(arguments: Sequence[str]) -> None:
     refuse_idle(options, {"limit": "tasks", "prompt": "diagnostics"})
     if options.tasks is not None:
         if others := {"file", "plots", "diagnostics"} & {*options.given} or options.sections:
-            raise ConfigError(f"--tasks measures tasks alone; leave out {', '.join(others)}")
+            raise ConfigError(f"--tasks measures tasks alone; leave out --{', --'.join(sorted(others))}")
         _tasks(options)
     else:
         _score(options)

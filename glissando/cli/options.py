@@ -86,12 +86,15 @@ def parse(parser: Parser, arguments: Sequence[str]) -> Options:
     options.texts, options.given = texts, given
     _import(getattr(options, "imports", ()))
     values = {}
-    for name, text in texts.items():
+    # A section as a whole, or its kind, comes before what is changed inside it.
+    ordered = sorted(texts, key=lambda name: name.removesuffix(".kind").count("."))
+    for name in ordered:
+        text = texts[name]
+        for registry in filter(None, map(registry_of, _hints(parser, name.removesuffix(".kind")))):
+            registry.options_of(text)  # of an installed package: what it registers has options too
         if not (hints := _hints(parser, name)):
             raise _unknown_option(parser, f"--{name}")
         values[name] = read_value(hints, name, text)
-    # A section as a whole, or its kind, comes before what is changed inside it.
-    ordered = sorted(values, key=lambda name: name.removesuffix(".kind").count("."))
     options.sections = merge(parser.sections, *({name: values[name]} for name in ordered))
     for name, value in options.sections.items():
         if not isinstance(value, Mapping):

@@ -29,8 +29,8 @@ from glissando.yaml_files import read_options
 EXAMPLE = "glissando series train --data.path traces.csv --data.time t --out runs/series"
 _USAGE = """glissando series train --data.path FILE --out DIR [options]
        glissando series train --resume RUN
-       glissando series evaluate RUN [--file FILE] [--origins N [--horizon 24h]] [--out FILE] [--plots DIR]
-       glissando series predict RUN --file FILE --horizon 24h [--every 1h] [--quantiles 0.1,0.9] --out FILE
+       glissando series evaluate RUN [--file FILE] [--origins 5] [--plots DIR]
+       glissando series predict RUN --file FILE --horizon 24h --out FILE
        glissando series example --out FILE [--count N] [--seed N]"""
 #: a run's tables, which may have moved before it is resumed
 _TABLES = ("data.path", "data.valid_path", "data.static_path")

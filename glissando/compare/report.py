@@ -448,4 +448,6 @@ def _measures(results: Sequence[ModelResult]) -> Iterator[tuple[str, list[Finish
         yield section, [run], "accuracy", sum(held["correct"]) / sum(held["targets"]), "share"
         yield section, [run], "epiplexity", run.figures["epiplexity"]["bits"], "bits"
         for name, value in run.figures["spent"].items():
+            if value is None:  # FLOPs of a model that counts none
+                continue
             yield section, [run], name, value, {"seconds": "s", "step": "steps"}.get(name, name)
