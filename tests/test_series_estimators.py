@@ -84,6 +84,18 @@ def test_a_forecast_is_a_frame_and_is_saved(forecaster: Forecaster, tmp_path: Pa
         Classifier.load(tmp_path / "saved")
 
 
+@pytest.mark.parametrize("kind", ["int64", "category", "bool", "str", "datetime64[ns]", "Int64"])
+def test_a_forecast_has_groups_and_times_as_the_frame_has_them(forecaster: Forecaster, kind: str) -> None:
+    frame = waves(2, seed=5)
+    number = frame["who"] % 2
+    days = pandas.Timestamp("2026-01-01") + pandas.to_timedelta(number, "D")
+    frame["who"] = days if kind.startswith("date") else number.astype(kind)
+    found = forecaster.predict(frame, horizon=1)
+    assert found["who"].dtype == frame["who"].dtype
+    assert len(found.merge(frame, on="who")) == len(frame)
+    pandas.testing.assert_frame_equal(forecaster.predict(frame.set_index(["who", "t"]), horizon=1), found)
+
+
 def test_classes_of_arrays(classifier: Classifier) -> None:
     X, y = arrays(seed=1)
     assert classifier.classes_.tolist() == ["down", "up"]

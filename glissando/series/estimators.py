@@ -18,6 +18,7 @@ from glissando.config import from_dict, merge
 from glissando.errors import ConfigError, InputError, unknown_name
 from glissando.presets import load_preset
 from glissando.runs import Run
+from glissando.series import tables
 from glissando.series.answers import answers
 from glissando.series.forecast import Classes, SeriesRun, at_steps, forecast
 from glissando.series.task import SeriesRunConfig, SeriesTask, prepare, windows_of
@@ -292,23 +293,27 @@ class Classifier(_Estimator):
 
 
 def _typed(found: Any, frame: Any, run: SeriesRun) -> Any:
-    """Groups and times in the types that a frame of pandas has them in, so that both can be joined."""
+    """Groups and times as a frame of pandas has them, in its columns or its index, so that both can be joined."""
     import pandas
 
     if not isinstance(frame, pandas.DataFrame):
         return found
-    for name in (run.data.group, run.data.time):
-        if name is None or name not in found:
-            continue
-        kind = frame[name].dtype
+    group, time, frame = run.data.group, run.data.time, tables.flat(frame)
+    names = [str(name).strip() for name in frame.columns]
+    if group is not None:
+        place = names.index(group)
+        known = tables.names(tables.read_table(frame.iloc[:, [place]]), group, "group")
+        _, first = np.unique(known.codes, return_index=True)
+        row = dict(zip(known.names, first, strict=True))
+        found[group] = frame.iloc[:, place].take([row[name] for name in found[group]]).array
+    if time is not None and time in found:
+        kind = frame.dtypes.iloc[names.index(time)]
         if isinstance(kind, pandas.DatetimeTZDtype) or kind.kind == "M":
-            times = pandas.to_datetime(found[name], utc=True, format="ISO8601")
+            times = pandas.to_datetime(found[time], utc=True, format="ISO8601")
             zone = getattr(kind, "tz", None)
-            found[name] = times.dt.tz_convert(zone) if zone is not None else times.dt.tz_localize(None)
-        elif name == run.data.time and kind.kind in "iuf":
-            found[name] = pandas.to_numeric(found[name])
+            found[time] = times.dt.tz_convert(zone) if zone is not None else times.dt.tz_localize(None)
         elif kind.kind in "iuf":
-            found[name] = found[name].astype(kind)
+            found[time] = pandas.to_numeric(found[time])
     return found
 
 

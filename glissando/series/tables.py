@@ -236,8 +236,9 @@ def _frame(source: Any) -> Any:
     return frame
 
 
-def _of_frame(source: str, frame: Any) -> Table:
-    """The named levels of its index are columns, too."""
+def flat(frame: Any, source: str = "frame") -> Any:
+    """A frame of pandas whose columns have the named levels of its index, too. Raises DataError for levels of times, or
+    several, without a name."""
     if levels := [name for name in frame.index.names if name is not None and name not in frame.columns]:
         frame = frame.reset_index(level=levels)
     if frame.index.nlevels > 1 or frame.index.dtype.kind in "mM":
@@ -245,6 +246,11 @@ def _of_frame(source: str, frame: Any) -> Table:
             f"the index of {source} holds times or several levels and has no name: name it, as in "
             "frame.rename_axis(['id', 'time']), and give group='id', time='time'"
         )
+    return frame
+
+
+def _of_frame(source: str, frame: Any) -> Table:
+    frame = flat(frame, source)
     names = [str(name).strip() for name in frame.columns]
     _require_different(source, names)
     columns = {name: Column(_cells(frame.iloc[:, number])) for number, name in enumerate(names)}
