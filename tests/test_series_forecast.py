@@ -297,6 +297,40 @@ def test_the_commands_forecast_and_roll(tmp_path: Path, monkeypatch: pytest.Monk
     assert "add --origins 5" in capsys.readouterr().err
 
 
+def test_a_new_table_has_its_own_static_facts_delimiter_and_duplicates(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    old, new = visits(people=8), visits(seed=1, people=2).assign(who=lambda frame: "new " + frame["who"])
+    for name, frame in (("old", old), ("new", new)):
+        frame[["who", "age"]].drop_duplicates().to_csv(
+            f"{name}_people.csv", index=False, sep="," if name == "old" else ";"
+        )
+    path = str(tmp_path / "old_people.csv")
+    trained(old.drop(columns="age"), future=[], columns=["a"], static_path=path, folder=tmp_path).save("run")
+    Path("old_people.csv").unlink()
+    twice = new.drop(columns="age").iloc[[*range(len(new)), -1]].reset_index(drop=True)
+    twice.loc[len(new), "a"] += 2
+    twice.to_csv("new.csv", index=False, sep=";")
+    command = ["series", "predict", "run", "--file", "new.csv", "--horizon", "4h", "--out", "f.csv"]
+    for more, message in (
+        ("--data.static_path new_people.csv", "--data.delimiter ';'"),
+        ("--data.delimiter ;", "old_people.csv"),
+        ("--data.delimiter ; --data.static_path new_people.csv", "--data.duplicates mean, first or last"),
+    ):
+        assert main([*command, *more.split()]) != 0
+        assert message in capsys.readouterr().err
+    reading = ["--data.delimiter", ";", "--data.static_path", "new_people.csv", "--data.duplicates", "last"]
+    assert main([*command, *reading]) == 0
+    said = capsys.readouterr()
+    assert "2 rows of 2 series" in said.out
+    assert "static: age\n" in said.err
+    assert main(["series", "evaluate", "run", "--file", "new.csv", *reading]) == 0
+    capsys.readouterr()
+    assert main(["series", "evaluate", "run", *reading]) != 0
+    assert "--data.delimiter is of another table: add --file" in capsys.readouterr().err
+
+
 def test_mase_divides_by_the_last_values_error_in_the_training_data(run: SeriesRun) -> None:
     panel = run.read(visits(seed=1, people=3))
     expected = []

@@ -34,6 +34,8 @@ _USAGE = """glissando series train --data.path FILE --out DIR [options]
        glissando series example --out FILE [--count N] [--seed N]"""
 #: a run's tables, which may have moved before it is resumed
 _TABLES = ("data.path", "data.valid_path", "data.static_path")
+#: how another table than that of the training is read
+_READING = ("data.static_path", "data.duplicates", "data.delimiter")
 #: rows and width of activations for which threads are chosen
 _USUAL = (1024, 64)
 #: the options that --help shows
@@ -46,10 +48,12 @@ _COMMON = (
 #: action -> its plain options; the dotted ones are for training
 _ACTIONS = {
     "train": ("preset", "config", "out", "resume", "threads", "import"),
-    "evaluate": ("file", "origins", "horizon", "out", "plots", "json", "threads", "import"),
-    "predict": ("file", "horizon", "every", "quantiles", "samples", "future", "seed", "out", "threads", "import"),
+    "evaluate": ("file", "origins", "horizon", "out", "plots", "json", "threads", "import", *_READING),
+    "predict": (
+        "file", "horizon", "every", "quantiles", "samples", "future", "seed", "out", "threads", "import", *_READING,
+    ),
     "example": ("out", "count", "seed"),
-}
+}  # fmt: skip
 
 
 def main(arguments: Sequence[str]) -> None:
@@ -143,8 +147,11 @@ def _evaluate(options: Options) -> None:
     choose_threads(options, *_USUAL)
     if options.horizon is not None and options.origins is None:
         raise ConfigError("--horizon is of forecasts from rolling origins: add --origins 5, or leave it out")
+    reading = options.sections.get("data", {})
+    if reading and options.file is None:
+        raise ConfigError(f"--data.{next(iter(reading))} is of another table: add --file FILE, or leave it out")
     plots = options.plots or _place_of_plots(options)
-    found = evaluate(options.run, options.file, options.out, plots, options.origins, options.horizon)
+    found = evaluate(options.run, options.file, options.out, plots, options.origins, options.horizon, reading)
     print(json.dumps(found.as_dict(), indent=2) if options.json else found.score.table())
     if plots is None:
         print(f"no pictures were drawn into {options.run}: name a place for them with --plots DIR", file=sys.stderr)
@@ -172,7 +179,7 @@ def _predict(options: Options) -> None:
     if Path(options.out).expanduser().exists():
         raise RunError(f"{options.out} exists; nothing is overwritten: choose another --out")
     choose_threads(options, *_USUAL)
-    run = SeriesRun.open(options.run)
+    run = SeriesRun.open(options.run).reading(options.sections.get("data", {}))
     panel = run.read(options.file)
     for line in panel.report:
         print(line, file=sys.stderr)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,7 @@ def evaluate(
     pictures: str | Path | None = None,
     origins: int | None = None,
     horizon: str | None = None,
+    reading: Mapping[str, Any] | None = None,
 ) -> Scored:
     """The run at `path` on what it has held out, or on all of a `file` with the same columns.
 
@@ -42,11 +44,12 @@ def evaluate(
         origins: Of a forecast: number of rolling origins of each series, from each of which all that follows is
             forecast, in the place of each step's forecast of the next.
         horizon: How far each origin forecasts, such as 24h; None: to the next origin.
+        reading: Options of SeriesData by which the file is read, where they are not those of the run.
 
     Raises DataError for a file that does not fit, RunError for what is no run of series, or one that exists at `out`,
     NotFiniteError for answers that are not finite.
     """
-    run = SeriesRun.open(path)
+    run = SeriesRun.open(path).reading(reading or {})
     data, encoding, model = run.data, run.encoding, run.model
     if origins is not None and encoding.task != "forecast":
         raise ConfigError(f"origins are of forecasts, and the task of {path} is {encoding.task}: leave origins out")

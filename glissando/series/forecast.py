@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -57,6 +57,10 @@ class SeriesRun:
         config = {"model": self.model.config, "data": self.data, "encoding": self.encoding}
         plain = {"kind": "series", **{name: to_dict(part) for name, part in config.items()}}
         publish_directory(target, lambda folder: Run.create(folder).write_model(self.model.state_dict(), plain))
+
+    def reading(self, options: Mapping[str, Any]) -> SeriesRun:
+        """The same model, which reads tables by other `options` of SeriesData."""
+        return replace(self, data=from_dict(SeriesData, {**to_dict(self.data), **options}, "data"))
 
     def read(self, source: Any) -> Panel:
         """A new table, or frame, as the model reads it. Raises DataError for what it cannot read."""

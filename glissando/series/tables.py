@@ -169,6 +169,11 @@ def _read_csv(path: Path, delimiter: str) -> Table:
     names, lines = _lines(path, delimiter)
     if not names:
         raise DataError(f"{path} is empty: its first line must name the columns")
+    if len(names) == 1 and (between := [each for each in ";\t|" if each in names[0]]):
+        fix = "--data.delimiter " + ("$'\\t'" if between[0] == "\t" else f"'{between[0]}'")
+        raise DataError(
+            f"{path}, line 1 names a single column, {names[0]!r}: give the character between the columns, {fix}"
+        )
     _require_different(str(path), names)
     # Every cell as its text: exact times and the user's own names of groups survive only so.
     frame = pandas.read_csv(
