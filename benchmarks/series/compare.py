@@ -48,7 +48,6 @@ class GRUConfig:
     """A GRU has no options."""
 
 
-@register_mixer("gru", GRUConfig)
 class GRU(Mixer):
     """torch.nn.GRU: time is a number that it reads. State: h (B, D)."""
 
@@ -214,6 +213,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--parameters", type=int, default=20_000)
     settings = parser.parse_args(arguments)
+    register_mixer("gru", GRUConfig)(GRU)
     torch.set_num_threads(1)
     settings.out.mkdir(parents=True, exist_ok=True)
     for task in settings.tasks or TASKS:
