@@ -119,6 +119,28 @@ def test_what_is_no_array_of_series_or_no_class_is_refused(classifier: Classifie
         Classifier().fit(X, y[:3])
 
 
+@pytest.mark.parametrize("kind", ["int64", "float64", "bool", "<U3", "spaces", "NA", "None"])
+def test_classes_are_known_again_after_saving_whatever_type_they_have(kind: str, tmp_path: Path) -> None:
+    X, words = arrays()
+    y: Any = words == "up"
+    if kind == "spaces":
+        y = np.where(y, " up", "1.0")
+    elif kind in ("NA", "None"):
+        y = np.where(y, "up", np.array(None if kind == "None" else kind, object))
+        with pytest.raises(InputError, match="a missing class"):
+            Classifier(options=QUICK).fit(X, y)
+        return
+    else:
+        y = y.astype(int).astype(kind)
+    made = Classifier(options=QUICK).fit(X, y)
+    assert set(made.predict(X).tolist()) <= set(np.unique(y).tolist())
+    assert made.score(X, y) > 0.9
+    made.save(tmp_path / "saved")
+    loaded = Classifier.load(tmp_path / "saved")
+    assert loaded.score(X, y) == made.score(X, y)
+    assert np.allclose(np.sort(loaded.predict_proba(X)), np.sort(made.predict_proba(X)))
+
+
 def test_classes_of_frames_and_numbers_as_classes() -> None:
     X, y = arrays()
     frame = pandas.DataFrame({"id": np.repeat(np.arange(60), 12), "a": X[:, 1].ravel(), "kind": np.repeat(y, 12)})

@@ -7,6 +7,7 @@ in an underscore, so that scikit-learn's `clone`, `cross_val_score` and searches
 from __future__ import annotations
 
 import inspect
+import re
 import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -218,7 +219,8 @@ class Classifier(_Estimator):
         seed: Of the weights, of the part that is held out and of the order of training.
         verbose: Whether training shows its progress.
 
-    `classes_` are the classes, sorted, which are the columns of `predict_proba`.
+    `classes_` are the classes, sorted, which are the columns of `predict_proba`: as `y` had them, or, of a frame and of
+    what was loaded, integers where all are whole numbers, else texts.
     """
 
     _task = "classification"
@@ -242,9 +244,14 @@ class Classifier(_Estimator):
         labels = None
         if y is not None:
             labels = np.asarray(y)
-            if labels.dtype.kind == "f" and (labels % 1 != 0).any():
+            if labels.dtype.kind == "f" and (labels % 1 > 0).any():
                 raise InputError("Unknown label type: y has numbers with fractions, and classes are expected")
             X = _framed(X, labels)
+            if (missing := np.flatnonzero(_names_of(labels) == "")).size:
+                raise InputError(
+                    f"y[{missing[0]}] is {tables.plain(labels[missing[0]])}, a missing class, as {missing.size} of "
+                    f"{len(labels)} are: leave such series out"
+                )
             data |= _ARRAY | {"label": "series", "target": ["class"]}
         elif self.target is None:
             raise ConfigError("the column of classes is not named: give Classifier(target=...), or fit(X, y) an array")
@@ -256,13 +263,15 @@ class Classifier(_Estimator):
 
     def _set(self, run: SeriesRun) -> None:
         super()._set(run)
-        self.classes_ = np.array(sorted(run.encoding.classes))
+        names = run.encoding.classes
+        whole = all(re.fullmatch("0|-?[1-9][0-9]*", name) for name in names)
+        self.classes_ = np.array(sorted(map(int, names) if whole else names))
 
     def predict_proba(self, X: Any) -> np.ndarray:
         """(n, C) probabilities of `classes_`, for each series in the order of its first row, or for each step."""
         run, found = self._fitted(), self._found(X)
         place = {name: number for number, name in enumerate(run.encoding.classes)}
-        return found.probabilities[:, [place[str(name)] for name in self.classes_.tolist()]]
+        return found.probabilities[:, [place[name] for name in _names_of(self.classes_)]]
 
     def predict(self, X: Any) -> np.ndarray:
         """(n,) the likeliest class of each series, or of each step."""
@@ -275,7 +284,7 @@ class Classifier(_Estimator):
     def score(self, X: Any, y: Any = None) -> float:
         """The accuracy, of series or of steps that have a class."""
         if y is not None:
-            return float((self.predict(X) == np.asarray(y)).mean())
+            return float((_names_of(self.predict(X)) == _names_of(np.asarray(y))).mean())
         run = self._fitted()
         panel = run.read(X)
         if panel.labels is None:
@@ -326,6 +335,14 @@ def _is_array(X: Any) -> bool:
     return not isinstance(X, str | Path) and not hasattr(X, "columns")
 
 
+def _names_of(y: np.ndarray) -> np.ndarray:
+    """The names (n,) that a run has for classes, empty for missing ones: 1, 1.0 and "1" have one."""
+    import pandas
+
+    found = tables.names(tables.read_table(pandas.DataFrame({"class": y})), "class")
+    return np.array([*found.names, ""], object)[found.codes]
+
+
 def _framed(X: Any, y: np.ndarray | None = None) -> Any:
     """An array (n, K, T), or (n, T), as a frame with a row for each series and step. Raises InputError for others."""
     import pandas
@@ -344,5 +361,5 @@ def _framed(X: Any, y: np.ndarray | None = None) -> Any:
     made: dict[str, np.ndarray] = {"series": np.repeat(np.arange(n), length)}
     made |= {f"x{k}": values[:, k].ravel() for k in range(channels)}
     if y is not None:
-        made["class"] = np.repeat(y.astype(str), length)
+        made["class"] = np.repeat(y, length)
     return pandas.DataFrame(made)
