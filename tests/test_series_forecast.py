@@ -144,6 +144,9 @@ def test_numbers_and_rows_have_their_own_units(tmp_path: Path) -> None:
     assert found.names == ("who", "step", "channel", "value")
     assert found.time == ["30", "30", "31", "31"]
     assert list(found.columns()) == ["who", "step", "channel", "value"]
+    for horizon in (1.5, "2h"):
+        with pytest.raises(ConfigError, match="give a whole number of rows"):
+            forecast(run, run.read(frame), horizon)
 
 
 def test_known_future_columns_are_needed_at_every_time(run: SeriesRun) -> None:
@@ -159,6 +162,10 @@ def test_known_future_columns_are_needed_at_every_time(run: SeriesRun) -> None:
     blank.loc[3, "hour"] = np.nan
     with pytest.raises(DataError, match="frame row 4, column 'hour': the value is missing"):
         forecast(run, panel, "4h", future=blank)
+    twice = pandas.concat([future, future.iloc[[2]].assign(hour=25)])
+    with pytest.raises(DataError, match="frame row 9 has the series and the time of row 3, and other values of hour"):
+        forecast(run, panel, "4h", future=twice)
+    forecast(run, panel, "4h", future=pandas.concat([future, future]))
     assert not np.allclose(
         forecast(run, panel, "4h", future=future).value, forecast(run, panel, "4h", future=future.assign(hour=0)).value
     )

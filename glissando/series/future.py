@@ -41,7 +41,12 @@ def ahead_of(data: SeriesData, encoding: Encoding, panel: Panel, after: np.ndarr
         groups = [found.names[code] for code in found.codes.tolist()]
     places: dict[tuple[str | None, Any], int] = {}
     for row, moment in enumerate(_moments(data, encoding, table, groups)):
-        places.setdefault((None if groups is None else groups[row], moment), row)
+        first = places.setdefault((None if groups is None else groups[row], moment), row)
+        if not np.array_equal(values[row], values[first], equal_nan=True):
+            raise DataError(
+                f"{table.place(row)} has the series and the time of {table.unit} {table.places[first]}, and other "
+                f"values of {', '.join(encoding.future)}: leave one of these rows out"
+            )
     made = np.empty((len(panel.names), len(after), len(encoding.future)))
     last = panel.times[panel.starts[1:] - 1]
     for s, name in enumerate(panel.names):

@@ -104,12 +104,12 @@ class Clock(NamedTuple):
                 f"{option} is {text!r}: give a number above 0, in {self.unit}, or with a unit, such as 24h; units are "
                 f"{', '.join(SECONDS)}"
             )
+        if self.form == "row" and (found[2] is not None or number % 1):
+            raise ConfigError(
+                f"{option} is {text!r}, and the table has no column of times (data.time): give a whole number of rows"
+            )
         if found[2] is None:
             return number
-        if self.form == "row":
-            raise ConfigError(
-                f"{option} is {text!r}, and the table has no column of times (data.time): give a number of rows"
-            )
         return number * SECONDS[found[2]] / SECONDS[self.unit]
 
 
