@@ -12,7 +12,7 @@ import pytest
 from sklearn.base import clone
 from sklearn.model_selection import cross_val_score
 
-from glissando.errors import ConfigError, InputError, UnknownNameError
+from glissando.errors import ConfigError, DataError, InputError, UnknownNameError
 from glissando.series.estimators import Classifier, Forecaster
 
 QUICK = {
@@ -75,6 +75,8 @@ def test_a_forecast_is_a_frame_and_is_saved(forecaster: Forecaster, tmp_path: Pa
     merged = found.merge(frame.groupby("who")["t"].max().rename("last").reset_index(), on="who")
     assert np.allclose((merged["t"] - merged["last"]).to_numpy().reshape(12, 4), [0.5, 1, 1.5, 2])
     assert forecaster.score(frame) > 0.3
+    with pytest.raises(DataError, match="x is 1 wherever it is scored"):
+        forecaster.score(frame.assign(x=1.0))
     forecaster.save(tmp_path / "saved")
     loaded = Forecaster.load(tmp_path / "saved")
     assert loaded.get_params()["group"] == "who"

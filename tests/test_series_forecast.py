@@ -300,6 +300,10 @@ def test_the_commands_forecast_and_roll(tmp_path: Path, monkeypatch: pytest.Monk
         assert (Path("run") / "new" / "origins" / picture).read_bytes().startswith(b"\x89PNG")
     assert main(["series", "evaluate", "run", "--file", "new.csv", "--origins", "0"]) != 0
     assert "origins is 0" in capsys.readouterr().err
+    drawn = sorted(Path("run").rglob("*.png"))
+    assert main(["series", "evaluate", "run", "--file", "new.csv", "--out", "f.csv"]) != 0
+    assert "f.csv exists; nothing is overwritten" in capsys.readouterr().err
+    assert sorted(Path("run").rglob("*.png")) == drawn, "found before anything is scored or drawn"
     assert main(["series", "evaluate", "run", "--horizon", "10h"]) != 0
     assert "add --origins 5" in capsys.readouterr().err
 

@@ -171,13 +171,12 @@ def _place_of_plots(options: Options) -> Path | None:
 
 def _predict(options: Options) -> None:
     """A CSV of forecasts, or of what the run predicts of each step or series."""
-    from glissando.series.forecast import SeriesRun, predict
+    from glissando.series.forecast import SeriesRun, predict, require_absent
 
     if options.file is None:
         raise ConfigError("--file is missing: name the table that ends where the forecast begins")
     require_out(options, "name the CSV to write, such as --out forecast.csv")
-    if Path(options.out).expanduser().exists():
-        raise RunError(f"{options.out} exists; nothing is overwritten: choose another --out")
+    require_absent(options.out)
     choose_threads(options, *_USUAL)
     run = SeriesRun.open(options.run).reading(options.sections.get("data", {}))
     panel = run.read(options.file)

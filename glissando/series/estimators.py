@@ -16,7 +16,7 @@ from typing import Any, ClassVar, Self
 import numpy as np
 
 from glissando.config import from_dict, merge
-from glissando.errors import ConfigError, InputError, unknown_name
+from glissando.errors import ConfigError, DataError, InputError, unknown_name
 from glissando.presets import load_preset
 from glissando.runs import Run
 from glissando.series import tables
@@ -194,6 +194,11 @@ class Forecaster(_Estimator):
         for number in np.unique(found.channel):
             chosen = found.channel == number
             error, values = (predicted - found.target)[chosen], found.target[chosen]
+            if values.min() == values.max():
+                raise DataError(
+                    f"{run.encoding.target[number]} is {values[0]:g} wherever it is scored: R^2 is not defined, give "
+                    "a frame in which it varies"
+                )
             each.append(1 - (error**2).mean() / values.var())
         return float(np.mean(each))
 

@@ -11,12 +11,12 @@ from typing import Any
 
 import numpy as np
 
-from glissando.errors import ConfigError, NotFiniteError, RunError
+from glissando.errors import ConfigError, NotFiniteError
 from glissando.run_files import require_texts
 from glissando.runs import Run
 from glissando.series.answers import Scored, answers, logits
 from glissando.series.batches import Windows
-from glissando.series.forecast import SeriesRun
+from glissando.series.forecast import SeriesRun, require_absent
 from glissando.series.measuring import Rolling, measure
 from glissando.series.model import SeriesModel
 from glissando.series.options import SeriesData
@@ -49,6 +49,8 @@ def evaluate(
     Raises DataError for a file that does not fit, RunError for what is no run of series, or one that exists at `out`,
     NotFiniteError for answers that are not finite.
     """
+    if out is not None:
+        require_absent(Path(out))
     run = SeriesRun.open(path).reading(reading or {})
     data, encoding, model = run.data, run.encoding, run.model
     if origins is not None and encoding.task != "forecast":
@@ -86,8 +88,7 @@ def write_answers(
 
     Raises RunError where there is a file.
     """
-    if out.exists():
-        raise RunError(f"{out} exists; nothing is overwritten: name another file")
+    require_absent(out)
     if encoding.classes:
         scores, labels, series, rows = logits(model, held)
         names = np.array(encoding.classes)

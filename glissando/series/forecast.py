@@ -172,11 +172,17 @@ def _frame(columns: dict[str, Sequence[Any]]) -> Any:
     return pandas.DataFrame(columns)
 
 
-def write_columns(columns: dict[str, Sequence[Any]], out: str | Path) -> None:
-    """A CSV. Raises RunError where a file exists."""
+def require_absent(out: str | Path) -> Path:
+    """The path of a file to write. Raises RunError where there is one."""
     out = Path(out).expanduser()
     if out.exists():
         raise RunError(f"{out} exists; nothing is overwritten: name another file")
+    return out
+
+
+def write_columns(columns: dict[str, Sequence[Any]], out: str | Path) -> None:
+    """A CSV. Raises RunError where a file exists."""
+    out = require_absent(out)
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(columns)
