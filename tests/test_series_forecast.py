@@ -139,6 +139,8 @@ def test_numbers_and_rows_have_their_own_units(tmp_path: Path) -> None:
         forecast(run, run.read(frame), "soon")
     with pytest.raises(ConfigError, match="every is '2d'"):
         forecast(run, run.read(frame), "1d", "2d")
+    with pytest.raises(ConfigError, match="times of each series, and 100,000 are the most"):
+        forecast(run, run.read(frame), "1d", "1us")
     run = trained(frame, time=None, **options)
     found = forecast(run, run.read(frame[frame["who"] == "p0"]), 2, 1)
     assert found.names == ("who", "step", "channel", "value")

@@ -27,6 +27,9 @@ from glissando.series.reading import read_panel
 from glissando.series.task import windows_of
 from glissando.storage import publish_directory, write_atomic
 
+#: times that are forecast of a series at most
+_MOST_TIMES = 100_000
+
 
 @dataclass(frozen=True)
 class SeriesRun:
@@ -90,6 +93,11 @@ class SeriesRun:
         count = int(np.floor(end / step * (1 + 1e-9)))
         if not count:
             raise ConfigError(f"every is {every!r} and the horizon {horizon!r}, which is less: give a longer horizon")
+        if count > _MOST_TIMES:
+            raise ConfigError(
+                f"every is {every!r} and the horizon {horizon!r}, which are {count:,} times of each series, and "
+                f"{_MOST_TIMES:,} are the most: give a longer step"
+            )
         return np.array([step * (number + 1) for number in range(count)])
 
 
