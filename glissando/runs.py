@@ -227,7 +227,7 @@ class Run:
         write_manifest(self.path, [*files, MODEL, *([METRICS] if (self.path / METRICS).is_file() else [])])
 
     def _write(self, name: str, data: bytes) -> None:
-        """A small file of a new run, listed first: what has only begun is told from what a user has put there."""
+        """A small file of a new run, listed first: by it a run that has only begun is known from a user's own files."""
         save_manifest(self.path, self._listed() | {name: _record(data)})
         write_atomic(self.path / name, data)
 

@@ -149,7 +149,7 @@ class Liquid(nn.Module):
 
 
 class Asked(nn.Module):
-    """The library's SeriesModel: it is told the time since the value before, and asked with the time to the next."""
+    """The library's SeriesModel: it reads the time since the value before, and is asked with the time to the next."""
 
     def __init__(self, features: int, width: int) -> None:
         super().__init__()

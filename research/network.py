@@ -1,7 +1,7 @@
 """Layers between two linear maps, as the comparisons of mixers use them: x (B, T, F) -> y (B, T, O).
 
 Here a step is a value and the time for which it is held, the time until the next one, so that y is read at the end of
-it and every model of a comparison knows when the next value comes. The library's SeriesModel is told the time since the
+it and every model of a comparison knows when the next value comes. The library's SeriesModel reads the time since the
 step before, and is asked with a horizon.
 """
 

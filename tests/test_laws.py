@@ -191,6 +191,19 @@ def test_a_later_time_leaves_every_earlier_output_alone(case: str):
         assert not torch.allclose(after[:, 6:], before[:, 6:])
 
 
+@taking("dt")
+def test_answers_depend_on_differences_of_times(case: str):
+    """Where inputs are impulses, an empty past has no time: that of the first token changes nothing."""
+    model = build(case)
+    if any(part.input == "held" for part in model.modules() if isinstance(part, Mixer)):
+        pytest.skip("a held input is held over the first token's dt")
+    ids, dt = random_ids(model, 2, 9, seed=5), torch.full((2, 9), 1.5, dtype=torch.float64)
+    later = dt.clone()
+    later[:, 0] = 40.0
+    with torch.no_grad():
+        assert_close(model(ids, dt=later)[0], model(ids, dt=dt)[0], "outputs")
+
+
 @cases
 def test_donated_states_compute_the_same(case: str):
     """A prompt in chunks, then token by token; ragged, some rows pausing, where masks are taken."""

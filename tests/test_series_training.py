@@ -271,9 +271,9 @@ def test_a_long_table_with_gaps_and_facts_is_learned(tmp_path):
     for channel in "pq":
         assert figures[channel]["anchor"]["rmse"] < 0.15 < figures[channel]["last value"]["rmse"]
         assert figures[channel]["model"]["rmse"] < 0.2
-    told = yaml.safe_load((run.path / "config.yaml").read_text())
-    assert told["encoding"]["static_categorical"] == {"arm": ["a", "b"]}
-    assert (told["model"]["static"], told["model"]["static_categories"]) == (1, [4])
+    saved = yaml.safe_load((run.path / "config.yaml").read_text())
+    assert saved["encoding"]["static_categorical"] == {"arm": ["a", "b"]}
+    assert (saved["model"]["static"], saved["model"]["static_categories"]) == (1, [4])
 
 
 def test_a_model_that_is_worse_says_so_in_its_first_line(tmp_path, capsys):
@@ -283,9 +283,9 @@ def test_a_model_that_is_worse_says_so_in_its_first_line(tmp_path, capsys):
     table = write(tmp_path / "walk.csv", made, "g,t,v")
     values = {"data": {"path": str(table), "group": "g", "time": "t"}, "model": TINY}
     train(values | {"training": {"steps": 4, "optimizer": {"learning_rate": 0.3}}}, tmp_path / "run")
-    told = capsys.readouterr().err.split("\n")
-    at = next(number for number, line in enumerate(told) if "scored in" in line)
-    assert told[at - 1].startswith("THE MODEL IS NO BETTER than the ")
+    printed = capsys.readouterr().err.split("\n")
+    at = next(number for number, line in enumerate(printed) if "scored in" in line)
+    assert printed[at - 1].startswith("THE MODEL IS NO BETTER than the ")
 
 
 def test_classes_are_learned(table, tmp_path):
@@ -468,9 +468,9 @@ def test_the_documented_example(tmp_path, monkeypatch, capsys):
     Path("short.csv").write_text("\n".join(short[: 1 + 4 * 700]) + "\n")
     common = ["--data.path", "short.csv", "--data.time", "t", "--data.group", "series"]
     assert main(["series", "train", *common, "--training.steps", "20", "--out", "run"]) == 0
-    told = capsys.readouterr().err
-    assert "forecast of a, b from a, b; 33 windows of at most 64 steps to train, 11 held out" in told
-    assert "try: glissando series evaluate run" in told
+    printed = capsys.readouterr().err
+    assert "forecast of a, b from a, b; 33 windows of at most 64 steps to train, 11 held out" in printed
+    assert "try: glissando series evaluate run" in printed
     assert main(["series", "evaluate", "run", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert found["targets"]["a"].keys() == {"model", "last value", "mean", "anchor"}
@@ -532,9 +532,9 @@ def test_mistakes_at_the_command_line(arguments, message, tmp_path, monkeypatch,
     if "model.inputs" in message:
         write(Path("t.csv"), [(1, 2, 3, 4, k) for k in range(9)], "p,q,r,s,t")
     assert main(["series", *arguments]) != 0
-    told = capsys.readouterr().err
-    assert message in told
-    assert "Traceback" not in told
+    printed = capsys.readouterr().err
+    assert message in printed
+    assert "Traceback" not in printed
     assert not Path("x").exists()
 
 

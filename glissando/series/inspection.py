@@ -40,8 +40,8 @@ def described(data: SeriesData, encoding: Encoding, panel: Panel) -> list[str]:
     facts = {**dict.fromkeys(encoding.static, 0), **dict.fromkeys(encoding.static_categorical, 0)}
     blanks = [*np.isnan(panel.static).mean(0), *(panel.static_codes == MISSING).mean(0)]
     if facts:
-        told = [f"{n} ({100 * s:.0f} % missing)" if s else n for n, s in zip(facts, blanks, strict=True)]
-        lines.append(f"static: {', '.join(told)}")
+        named = [f"{n} ({100 * s:.0f} % missing)" if s else n for n, s in zip(facts, blanks, strict=True)]
+        lines.append(f"static: {', '.join(named)}")
     if encoding.future:
         lines.append(f"known in advance: {', '.join(encoding.future)}")
     if encoding.classes:

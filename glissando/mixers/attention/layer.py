@@ -6,8 +6,9 @@
 With `keys: previous` a key is the query of the token before it, k_j = q_{j-1}: a token attends to what came right after
 tokens like it. Like tokens have like queries before anything is learned, but for what `rope` turns them by.
 
-With dt `rope` rotates by time, C_t sums dt log sigmoid, and a `window` still counts tokens; without `rope` and
-`forget_gate` nothing depends on time, and dt is refused.
+With dt `rope` rotates by time, C_t sums dt log sigmoid, and a `window` still counts tokens. Without `rope` and
+`forget_gate` nothing depends on time, and values turned by `rope_on_value` depend on the position itself: dt is
+refused.
 
 State: the keys and values of the tokens seen (of the last `window` ones), and with a forget gate one
 number per key and head. Bytes per layer and row at context L, with G key/value heads: 2 G K L element_size, plus 8 H L;
@@ -120,7 +121,8 @@ class Attention(Mixer):
         """`config`, or its fields as keywords. Raises ConfigError for sizes that do not fit."""
         super().__init__()
         self.config = c = config or AttentionConfig(**options)
-        self.accepts = frozenset({"mask", "dt"} if c.rope or c.forget_gate else {"mask"})
+        timed = (c.rope or c.forget_gate) and not c.rope_on_value
+        self.accepts = frozenset({"mask", "dt"} if timed else {"mask"})
         self.heads, self.kv_heads = c.heads, c.kv_heads or c.heads
         if c.head_size is None and hidden_size % self.heads:
             raise ConfigError(

@@ -12,7 +12,8 @@ of each key; C, the cumulative log of a forget gate; the output gate silu(Wg x);
 are rotated back when they are read, R_{j-i} v_j in place of v_j. The published form has none of these, T = 1 and a tau
 that is calibrated (calibration.py).
 
-With dt rotations follow time, and C sums dt log sigmoid; without any of them dt is refused.
+With dt the values' rotation follows time, and C sums dt log sigmoid. An energy behind `rope` depends on the position
+itself, not on differences: with it, and with neither of the two, dt is refused.
 
 State: v and lambda_k of the tokens seen, (K + 1) numbers a key and head where softmax attention keeps 2 K, and one more
 number with g or C; and with `keys: previous` the lambdas of the latest token. See cache.py.
@@ -137,7 +138,7 @@ class Tau(Mixer):
         """`config`, or its fields as keywords. Raises ConfigError for sizes that do not fit."""
         super().__init__()
         self.config = config = config or TauConfig(**options)
-        timed = config.rope or config.forget_gate or config.value_rotation is not None
+        timed = not config.rope and (config.forget_gate or config.value_rotation is not None)
         self.accepts = frozenset({"mask", "dt"} if timed else {"mask"})
         self.heads = config.heads
         if config.head_size is None and hidden_size % self.heads:
@@ -203,7 +204,7 @@ class Tau(Mixer):
         self, x: Tensor, state: TauState | None = None, ctx: Context | None = None
     ) -> tuple[Tensor, TauState | None]:
         ctx, position = self.context(ctx), None if state is None else state.position
-        p = self.project(x, self.energies(x, position, ctx.dt), state, ctx.dt)
+        p = self.project(x, self.energies(x, position), state, ctx.dt)
         rotation = None
         if self.config.value_rotation is not None:
             size, base = self.head_size, self.config.value_rotation
@@ -237,13 +238,13 @@ class Tau(Mixer):
         decay = None if self.forget is None else log_kept(self.forget, x, dt)
         return Projected(q, k, v, exact(self.log_temperature).exp(), importance, decay)
 
-    def energies(self, x: Tensor, position: Tensor | None = None, dt: Tensor | None = None) -> Tensor:
+    def energies(self, x: Tensor, position: Tensor | None = None) -> Tensor:
         """E (B, T, 2 H), at least float32, of queries and then keys; (B, T, H) where keys are earlier queries."""
         heads = self.qk(x).unflatten(-1, (-1, self.key_size))
         if self.config.rope:
             repeat = self.config.rope_repeat
             size = self.key_size // repeat
-            table = rotation_after(position, x.shape[1], size, ROPE_BASE, size, self.qk.weight.dtype, x.device, dt)
+            table = rotation_after(position, x.shape[1], size, ROPE_BASE, size, self.qk.weight.dtype, x.device)
             heads = rotate(heads.unflatten(-1, (repeat, size)), table[..., None, None, :]).flatten(-2)
         return energy(heads, self.matrix(), self.config.eps).clamp_min(0)
 
