@@ -6,8 +6,9 @@ the head, which both have, brings the ratio nearer to 1. What should be reached 
 multiplications in all matrix products of the very call that is timed, those of queries with keys and of weights with
 values among them (for every pair of tokens, also those that the causal mask hides).
 
-Memory: the tensors that autograd keeps between the passes, without the weights, for every backward mode and for
-torchdiffeq's adjoint method over the same steps, whose gradients are not those of the scheme.
+Memory: the tensors that autograd keeps between the passes, without the weights, for a flow as it is (`direct`), with
+gradient checkpointing (`checkpoint`), for the reversible scheme of research.reversible, and for torchdiffeq's adjoint
+method over the same steps, whose gradients are not those of the scheme.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, get_args
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -25,10 +26,10 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from benchmarks.speed import Row, paired
 from glissando.depth.flow import FlowDepth
-from glissando.depth.solvers import Backward
 from glissando.errors import unknown_name
 from glissando.model import LanguageModel
 from research.published.hybrid_ode import torchdiffeq
+from research.reversible import ReversibleFlow
 
 LATENCY_GOAL, MEMORY_GOAL = 1.05, 1.02
 #: what the learned positions of both models hold
@@ -154,12 +155,15 @@ def memory_table(steps: Sequence[int], hidden_size: int = 256, length: int = 64)
     Raises GlissandoError where torchdiffeq is not installed.
     """
     peer, x = torchdiffeq(), torch.randn(1, length, hidden_size, generator=torch.Generator().manual_seed(0))
-    ways: dict[str, tuple[str, Way]] = {mode: (mode, _integrated) for mode in get_args(Backward)}
+    ways: dict[str, tuple[str, Way]] = {mode: (mode, _integrated) for mode in ("direct", "checkpoint", "reversible")}
     ways["torchdiffeq adjoint, a state a step, as published"] = "direct", partial(_adjoint, peer, True)
     ways["torchdiffeq adjoint, the two ends"] = "direct", partial(_adjoint, peer, False)
 
     def kept(mode: str, run: Way, n_steps: int) -> int:
-        depth = flow_depth(hidden_size, n_steps=n_steps, backward=mode)
+        depth = flow_depth(hidden_size, n_steps=n_steps)
+        depth.gradient_checkpointing = mode == "checkpoint"
+        if mode == "reversible":
+            depth.__class__ = ReversibleFlow
         return kept_bytes(lambda: run(depth, x.clone().requires_grad_()), depth.parameters())
 
     return {name: [kept(mode, run, n) for n in steps] for name, (mode, run) in ways.items()}

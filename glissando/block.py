@@ -268,12 +268,10 @@ class Block(nn.Module):
         ctx: Context | None = None,
         *,
         residual: bool = True,
-        active: Tensor | None = None,
     ) -> tuple[Tensor, BlockState | None]:
         """x (B, T, D) -> (B, T, D) and the state after it; None in, None out.
 
         residual  False: mixer(norm(x)) + mlp(norm'(x)), both of the same x, the field of a flow; for the order `pre`
-        active    (B, T): the MLP of that is left out where it is False, as nobody reads what comes out there
         """
         ctx = ctx or EMPTY
         past, inner = (None, None) if state is None else state
@@ -296,8 +294,4 @@ class Block(nn.Module):
             return y, after
         if self.order != "pre":
             return self.mlp_norm(y + self.mlp_dropout(self.mlp(y))), after
-        if active is None:
-            return y + self.mlp_dropout(self.mlp(self.mlp_norm(x))), after
-        where = active.flatten().nonzero().squeeze(-1)
-        fed = self.mlp_dropout(self.mlp(self.mlp_norm(x.flatten(0, 1)[where])))
-        return y.flatten(0, 1).index_add(0, where, fed.to(y.dtype)).view_as(y), after
+        return y + self.mlp_dropout(self.mlp(self.mlp_norm(x))), after

@@ -11,11 +11,10 @@ A multiplication and an addition are two. Counted are
 
 and not what is done to each number alone: norms, activations, softmax, rotations. Attention is charged for all T keys
 at every one of T positions, whether a kernel skips the masked half, or sorts, or not: it is the definition's cost. What
-a flow does once a call and not for every token (its network of tau) is left out, as is its control's term. Where
-tokens may halt, none is taken to.
+a flow does once a call and not for every token (its network of tau) is left out, as is its control's term.
 
 Training costs three times the forward pass: each product has two in its backward. Recomputation (gradient
-checkpointing, `checkpoint`, the backward sweep of `reversible`) comes on top and is not counted, as is usual.
+checkpointing) comes on top and is not counted, as is usual.
 """
 
 from __future__ import annotations

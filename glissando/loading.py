@@ -54,8 +54,6 @@ def load(path: str | Path, overrides: Mapping[str, Any] | None = None, trust_imp
         raise RunError(f"{run.path / CONFIG} describes no model: it has no section `model`, or it is no mapping")
     changes = merge(ModelConfig, overrides or {})
     values = merge(ModelConfig, given, changes)
-    if changes.get("depth", {}).get("tolerance") and values["depth"].get("backward") == "checkpoint":
-        values["depth"]["backward"] = "direct"  # the same forward, and it can halt
     config = from_dict(ModelConfig, values, "model")
     _require_effect(config, from_dict(ModelConfig, given, "model"), flat(changes))
     tokenizer = run.read_tokenizer()

@@ -106,10 +106,10 @@ def has_flow(model: LanguageModel) -> bool:
     return isinstance(model.depth, FlowDepth)
 
 
-def settings(trained: Setting, backward: str = "direct") -> list[Setting]:
+def settings(trained: Setting) -> list[Setting]:
     """Every method at every number of steps that takes at most MOST_EVALUATIONS, and the trained setting."""
     every = [Setting(method, n) for method in TABLEAUS for n in STEPS]
-    chosen = [setting for setting in every if evaluations(*setting, backward) <= MOST_EVALUATIONS]
+    chosen = [setting for setting in every if evaluations(*setting) <= MOST_EVALUATIONS]
     order = list(TABLEAUS)
     return sorted({*chosen, trained}, key=lambda setting: (order.index(setting.method), setting.n_steps))
 
@@ -133,7 +133,7 @@ def measure_steps(
         raise ValueError(f"steps are those of a flow, and this model's depth is a {type(model.depth).__name__}")
     config = model.depth.config
     trained = trained or Setting(config.method, model.depth.n_steps)
-    models = {setting: solved_with(model, setting) for setting in settings(trained, config.backward)}
+    models = {setting: solved_with(model, setting) for setting in settings(trained)}
     batches = sample(corpus, sample_bytes)
     row = one_text(batches[len(batches) // 2])
     times = _latencies(models, row, rounds)
@@ -141,7 +141,7 @@ def measure_steps(
     rows = [
         Solved(
             *setting,
-            evaluations(*setting, config.backward),
+            evaluations(*setting),
             score(variant, batches).bits_per_byte,
             *times[setting],
             gaps[setting],
@@ -151,11 +151,9 @@ def measure_steps(
     return StepCurve(rows, trained, sum(batch.n_bytes for batch in batches), row.ids.shape[1])
 
 
-def solved_with(model: LanguageModel, setting: Setting, tolerance: float | None = None) -> LanguageModel:
-    """The same weights, not copied, under another setting, in evaluation mode; no token halts without a tolerance."""
-    depth = replace(model.config.depth, n_steps=setting.n_steps, method=setting.method, tolerance=tolerance)
-    if tolerance is not None and depth.backward == "checkpoint":
-        depth = replace(depth, backward="direct")  # the same forward, and it can halt
+def solved_with(model: LanguageModel, setting: Setting) -> LanguageModel:
+    """The same weights, not copied, under another setting, in evaluation mode."""
+    depth = replace(model.config.depth, n_steps=setting.n_steps, method=setting.method)
     with torch.device("meta"):
         variant = LanguageModel(replace(for_saved_weights(model.config), depth=depth), model.tokenizer)
     variant.load_state_dict(model.state_dict(), assign=True)
@@ -356,7 +354,6 @@ def main() -> None:
     from glissando.data.corpora import CORPORA, build_corpus
     from glissando.loading import load
     from glissando.runs import Run
-    from research.halting import halting_table, measure_halting, plot_halting
 
     parser = argparse.ArgumentParser(prog="python -m research.flow_steps", description=__doc__)
     parser.add_argument("run", help="run directory of a flow")
@@ -371,13 +368,7 @@ def main() -> None:
     pictures = [
         plot_steps(curve, options.out / "steps.png"), plot_convergence(curve, options.out / "convergence.png")
     ]  # fmt: skip
-    figures: dict[str, Any] = {"steps": curve.as_dict()}
-    if model.config.depth.backward != "reversible":  # the coupled scheme cannot halt
-        points = measure_halting(load(options.run), sample(corpus, SAMPLE_BYTES))
-        print(halting_table(points))
-        pictures.append(plot_halting(points, options.out / "halting.png"))
-        figures["halting"] = [asdict(point) for point in points]
-    (options.out / "steps.json").write_text(json.dumps(figures, indent=2) + "\n")
+    (options.out / "steps.json").write_text(json.dumps({"steps": curve.as_dict()}, indent=2) + "\n")
     for picture in pictures:
         print(f"picture: {picture}")
 

@@ -65,26 +65,16 @@ DEPTH_VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
     "tied": {"": {"depth.n_steps": 5, "depth.shortcuts": True}},  # without shortcuts: presets
     "flow": {
         "": {"depth.n_steps": 3, "depth.control": ["a", "b"]},
-        "-heun-checkpoint": {
+        "-heun": {
             "depth.n_steps": 2,
             "depth.control": ["a"],
             "depth.method": "heun",
-            "depth.backward": "checkpoint",
             "depth.shortcuts": True,
         },
-        "-midpoint-reversible": {
+        "-midpoint": {
             "depth.n_steps": 2,
             "depth.control": ["a"],
             "depth.method": "midpoint",
-            "depth.backward": "reversible",
-            "depth.shortcuts": True,
-            "mixer": "spectral",
-        },
-        "-halting": {"depth.n_steps": 5, "depth.control": ["a"], "depth.tolerance": 1.5e-3},
-        "-heun-halting": {
-            "depth.n_steps": 5,
-            "depth.method": "heun",
-            "depth.tolerance": 1e-4,
             "depth.shortcuts": True,
             "mixer": "spectral",
         },

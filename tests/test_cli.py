@@ -86,7 +86,7 @@ def test_every_option_of_the_configuration_is_in_the_help(capsys):
     for line in (
         "--model.vocab_size V; in training at least the size of the tokenizer",
         "--model.mixer attention, delta, liquid, spectral, tau (default: attention)",
-        "--model.depth.tolerance relative error below which",
+        "--model.depth.method euler, midpoint, heun or rk4",
         "--data.seq_len number of tokens of a row (default: 256)",
         "data.tokenizer, kind bpe: A byte-level BPE, trained on the corpus",
         "--data.tokenizer.vocab_size number of tokens (default: 1024)",
@@ -436,7 +436,7 @@ def test_bad_text_files(content, message, tmp_path, capsys):
         (["--model.mixer.adaptation", "0.5"], "mixer liquid, and the kind is attention", ["--model.mixer", "liquid"]),
         (["--data.labelled=true"], "corpus stories, and the kind is text", ["--data", "stories"]),
         (
-            ["--model.depth.tolerance", "0.1"],
+            ["--model.depth.method", "rk4"],
             "depth flow, and the kind is discrete",
             ["--model.depth", "{kind: flow, n_steps: 3}"],
         ),

@@ -27,11 +27,8 @@ PLAIN = {
     "phase_gate": "spectral.phase_gate",
     "dynamics": "liquid.dynamics `dense`",
     "layer": "liquid.layer `published`",
-    "tolerance": "depth.tolerance",
-    "backward": "depth.backward `reversible`",
 }
-_USUAL = {"window": None, "filter": False, "phase_gate": False, "dynamics": "diagonal", "layer": "gated",
-          "tolerance": None, "backward": "direct"}  # fmt: skip
+_USUAL = {"window": None, "filter": False, "phase_gate": False, "dynamics": "diagonal", "layer": "gated"}
 
 
 def reasons(case: str) -> list[str]:
@@ -41,7 +38,7 @@ def reasons(case: str) -> list[str]:
         reason
         for options in (*config.mixers, config.depth)
         for name, reason in PLAIN.items()
-        if getattr(options, name, _USUAL[name]) not in (_USUAL[name], "checkpoint")
+        if getattr(options, name, _USUAL[name]) != _USUAL[name]
     ]
 
 

@@ -67,15 +67,14 @@ def test_a_control_of_another_size_is_reported():
         model(torch.tensor([[1]]), control=torch.zeros(1, 3))
 
 
-@pytest.mark.parametrize("backward", ["direct", "checkpoint", "reversible"])
-def test_time_steps_get_their_gradient_in_every_mode(backward: str):
+def test_time_steps_get_their_gradient_when_steps_are_computed_again():
     """That of autograd through the same scheme, beside a control's."""
-    depth = {"kind": "flow", "layers": 0, "n_steps": 2, "control": ["a"], "backward": backward, "alpha": 1.0}
+    depth = {"kind": "flow", "layers": 0, "n_steps": 2, "control": ["a"], "alpha": 1.0}
     model = LanguageModel.from_config({"hidden_size": 8, "mixer": "liquid", "depth": depth}).double()
     ids = torch.randint(0, 256, (2, 7))
     dt, control = torch.rand(2, 7, dtype=torch.float64), torch.randn(2, 1, dtype=torch.float64)
     gradients = []
-    for model.depth.unrolled in (False, True):
+    for model.depth.gradient_checkpointing in (True, False):
         given = [dt.clone().requires_grad_(), control.clone().requires_grad_()]
         model(ids, dt=given[0], control=given[1])[0].square().sum().backward()
         gradients.append([signal.grad for signal in given])

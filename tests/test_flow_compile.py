@@ -45,7 +45,8 @@ def test_evaluation(preset: str):
 )
 def test_training(preset: str, mode: str):
     """Logits and the gradient of every weight, a control given."""
-    model = small(preset, backward=mode, method="heun").train()
+    model = small(preset, method="heun").train()
+    model.depth.gradient_checkpointing = mode == "checkpoint"
     ids, control = inputs(model)
     outcomes = []
     for run in (torch.compile(model, fullgraph=True, backend="eager"), model):

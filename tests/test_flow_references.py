@@ -84,7 +84,7 @@ def outcome(y: Tensor, of: list[Tensor]) -> list[Tensor | None]:
 @pytest.mark.parametrize("mode", ["direct", "checkpoint"])
 def test_values_and_gradients_of_a_flow(method: str, n_steps: int, mode: str):
     depth, x, u = small(method, n_steps)
-    depth.config.backward = mode
+    depth.gradient_checkpointing = mode == "checkpoint"
     inputs = [x, u, *depth.parameters()]
     actual = outcome(depth(x, None, Context(control=u[:, 0]))[0], inputs)
     reference = outcome(odeint(bench.Equation(depth, u), x, grid(n_steps), method=THEIRS[method])[-1], inputs)

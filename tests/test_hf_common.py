@@ -28,12 +28,6 @@ REFUSED = {
     "test_training_gradient_checkpointing_use_reentrant_false": "as above",
     "test_training_gradient_checkpointing_use_reentrant_true": "as above, and re-entry is refused",
 }
-#: further ones of a flow
-REFUSED_BY_FLOWS = {
-    "test_enable_input_require_grads_with_gradient_checkpointing": "a flow has depth.backward instead",
-    "test_gradient_checkpointing_backward_compatibility": "as above",
-    "test_peft_gradient_checkpointing_enable_disable": "as above",
-}
 #: modules that the source distribution lacks, and the class that each is imported for
 ABSENT = {"exporters/test_export": "ExportTesterMixin", "generation/test_utils": "GenerationTesterMixin"}
 
@@ -82,6 +76,5 @@ def test_transformers_own_model_tests(suite, preset):
     )  # fmt: skip
     cases = list(ElementTree.parse(report).iter("testcase"))
     failed = {case.get("name") for case in cases if case.find("failure") is not None or case.find("error") is not None}
-    expected = REFUSED | (REFUSED_BY_FLOWS if preset == "hybrid-ode-nano" else {})
-    assert failed == expected.keys(), done.stdout[-20_000:]
+    assert failed == REFUSED.keys(), done.stdout[-20_000:]
     assert len(cases) - sum(case.find("skipped") is not None for case in cases) > 60

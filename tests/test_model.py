@@ -11,7 +11,6 @@ from torch import Tensor
 
 import glissando
 from glissando.config import merge
-from glissando.depth import FlowConfig
 from glissando.errors import ConfigError, InputError, RunError, UnknownNameError
 from glissando.mixers import MIXERS, Context, ContextError
 from glissando.mixers.attention import Attention, AttentionConfig
@@ -85,7 +84,6 @@ def test_mistakes_in_options_are_named(overrides: dict, message: str):
         (lambda: LiquidConfig(steps=(0.1,)), "steps"),
         (lambda: ModelConfig(norm="rmsnorm"), "'rms', 'layer' or 'complex'"),
         (lambda: ModelConfig(init="xaiver"), "'scaled', 'torch' or 'xavier'"),
-        (lambda: FlowConfig(n_steps=1, backward="reversable"), "'direct', 'checkpoint' or 'reversible'"),
         (lambda: AttentionConfig(rope=False, rope_on_value=True), "rope_on_value True needs attention.rope: true"),
         (lambda: AttentionConfig(rope=False, rope_width=3), "rope_width 3 needs attention.rope: true"),
     ],

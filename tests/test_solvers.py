@@ -1,4 +1,4 @@
-"""Solvers: every scheme converges at its stated order, and every backward mode gives the scheme's exact gradients."""
+"""Solvers: every scheme converges at its stated order, and every way to its gradients gives the scheme's exact ones."""
 
 from __future__ import annotations
 
@@ -10,11 +10,12 @@ from tolerances import assert_close
 from torch import Tensor
 
 from glissando.depth.flow import _seeded
-from glissando.depth.solvers import TABLEAUS, Tableau, integrate, unroll
+from glissando.depth.solvers import TABLEAUS, Tableau, integrate
 from glissando.errors import ConfigError, UnknownNameError
 from glissando.model import LanguageModel
+from research import reversible
 
-MODES = ("direct", "checkpoint", "reversible")
+MODES = ("checkpoint", "reversible")
 methods = pytest.mark.parametrize("method", TABLEAUS)
 
 
@@ -28,11 +29,10 @@ def closed_form(tau: float, h: Tensor) -> Tensor:
 def test_order_of_convergence(method: str, mode: str):
     h = torch.tensor([1.0, -2.0], dtype=torch.float64)
     exact = h * math.exp(math.sin(3) / 3 - 0.5)
-    order = TABLEAUS[method].order
+    order, solve = TABLEAUS[method].order, integrate if mode == "direct" else reversible.integrate
     coarse = {1: 2048, 2: 256, 4: 128}[order]  # where the leading term rules, and rounding does not yet
     errors = [
-        (integrate(closed_form, h, n_steps=n, method=method, backward=mode) - exact).abs().max().item()
-        for n in (coarse, 2 * coarse)
+        (solve(closed_form, h, n_steps=n, method=method) - exact).abs().max().item() for n in (coarse, 2 * coarse)
     ]
     assert abs(math.log2(errors[0] / errors[1]) - order) < 0.15, errors
 
@@ -52,12 +52,12 @@ def gradients(method: str, mode: str, n_steps: int, plain: bool = False) -> list
     torch.manual_seed(0)
     field, h = Wave(), torch.randn(3, 4, dtype=torch.float64).requires_grad_()
     u, mask = torch.randn(3, 4, dtype=torch.float64).requires_grad_(), torch.ones(3, 1, dtype=torch.float64)
-    if plain:
-        y = unroll(field, h, args=(u, mask), n_steps=n_steps, method=method, reversible=mode == "reversible")
-    else:
+    if mode == "reversible":
         unused = torch.zeros(2, dtype=torch.float64, requires_grad=True)
-        params = (*field.parameters(), unused)
-        y = integrate(field, h, args=(u, mask), params=params, n_steps=n_steps, method=method, backward=mode)
+        own = {"params": (*field.parameters(), unused), "unrolled": plain}
+        y = reversible.integrate(field, h, args=(u, mask), n_steps=n_steps, method=method, **own)
+    else:
+        y = integrate(field, h, args=(u, mask), n_steps=n_steps, method=method, checkpointed=not plain)
     return [y.detach(), *torch.autograd.grad(y.square().sum(), [h, u, *field.parameters()])]
 
 
@@ -81,7 +81,10 @@ def saved_bytes(mode: str, n_steps: int) -> int:
     field, h = Wave(), torch.randn(500, 4, dtype=torch.float64).requires_grad_()
     u, mask = torch.zeros(1, 4, dtype=torch.float64), torch.ones(1, 1, dtype=torch.float64)
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
-        y = integrate(field, h, args=(u, mask), params=list(field.parameters()), n_steps=n_steps, backward=mode)
+        if mode == "reversible":
+            y = reversible.integrate(field, h, args=(u, mask), params=list(field.parameters()), n_steps=n_steps)
+        else:
+            y = integrate(field, h, args=(u, mask), n_steps=n_steps, checkpointed=mode == "checkpoint")
     del y
     return sum(sizes.values())
 
@@ -99,22 +102,24 @@ def test_memory_of_the_checkpoint_mode_is_a_state_a_step():
 
 @pytest.mark.parametrize("mode", MODES)
 def test_dropout_is_the_same_when_computed_again(mode: str):
-    """Gradients of a flow with dropout, in every mode, against autograd through the same draws."""
+    """Gradients of a flow with dropout, computed again in two ways, against autograd through the same draws."""
     options = {"hidden_size": 8, "vocab_size": 11, "mixer.heads": 2, "mixer.dropout": 0.3}
-    options |= {"depth": {"kind": "flow", "layers": 0, "n_steps": 3, "method": "heun", "backward": mode}}
+    options |= {"depth": {"kind": "flow", "layers": 0, "n_steps": 3, "method": "heun"}}
     options |= {"block.mlp_dropout": 0.3}
     torch.manual_seed(0)
     model = LanguageModel.from_preset("transformer-nano", **options).double().train()
     ids = torch.randint(0, 11, (2, 9), generator=torch.Generator().manual_seed(1))
+    if mode == "reversible":
+        model.depth.__class__ = reversible.ReversibleFlow
 
     def run() -> list[Tensor]:
         torch.manual_seed(5)
         logits = model(ids)[0]
         return [logits.detach(), *torch.autograd.grad(logits.square().sum(), list(model.parameters()))]
 
+    model.depth.gradient_checkpointing = mode == "checkpoint"
     got = run()
-    plain = model.depth.unrolled = True  # the loop under autograd
-    assert plain
+    model.depth.gradient_checkpointing, model.depth.unrolled = False, True  # the loop under autograd
     for one, other in zip(got, run(), strict=True):
         assert_close(one, other, tolerance=1e-12)
     model.eval()
@@ -132,8 +137,6 @@ def test_mistakes_are_reported():
     h = torch.zeros(1)
     with pytest.raises(UnknownNameError, match="'heun'"):
         integrate(closed_form, h, n_steps=1, method="huen")
-    with pytest.raises(UnknownNameError, match="reversible"):
-        integrate(closed_form, h, n_steps=1, backward="reversable")
     with pytest.raises(ConfigError, match="at least 1"):
         integrate(closed_form, h, n_steps=0)
 
@@ -141,8 +144,9 @@ def test_mistakes_are_reported():
 def test_reversible_under_autocast_evaluates_backward_what_it_did_forward():
     """Training calls backward outside autocast; the gradients are those of a call inside it."""
     torch.manual_seed(0)
-    depth = {"kind": "flow", "layers": 0, "n_steps": 4, "control": ["a"], "backward": "reversible"}
+    depth = {"kind": "flow", "layers": 0, "n_steps": 4, "control": ["a"]}
     model = LanguageModel.from_config({"hidden_size": 16, "depth": depth})
+    model.depth.__class__ = reversible.ReversibleFlow
     ids, control = torch.randint(0, 256, (2, 9)), torch.ones(2, 1)
 
     def gradients(inside: bool) -> list[Tensor]:
@@ -160,9 +164,9 @@ def test_reversible_under_autocast_evaluates_backward_what_it_did_forward():
 def test_reversible_in_float32(n_steps: int):
     """Running the scheme backward rounds anew: to 1e-6 of the gradient's size at 64 steps."""
     torch.manual_seed(0)
-    flow = {"backward": "reversible"}
-    depth = {"kind": "flow", "layers": 0, "n_steps": n_steps, "control": ["a"], **flow}
+    depth = {"kind": "flow", "layers": 0, "n_steps": n_steps, "control": ["a"]}
     model = LanguageModel.from_config({"hidden_size": 16, "depth": depth})
+    model.depth.__class__ = reversible.ReversibleFlow
     ids, control = torch.randint(0, 256, (2, 9)), torch.ones(2, 1)
 
     def gradients(unrolled: bool) -> Tensor:
@@ -193,13 +197,13 @@ def test_reversible_says_where_rounding_takes_its_gradients(dtype: torch.dtype, 
         return torch.cat([g.flatten() for g in torch.autograd.grad(integrated.sum(), (h, w))])
 
     def error(n_steps: int) -> float:
-        got = gradients(integrate(field, h, params=[w], n_steps=n_steps, backward="reversible"))
-        expected = gradients(unroll(field, h, n_steps=n_steps, reversible=True))
+        got = gradients(reversible.integrate(field, h, params=[w], n_steps=n_steps))
+        expected = gradients(reversible.integrate(field, h, n_steps=n_steps, unrolled=True))
         return float((got - expected).norm() / expected.norm())
 
     def field(tau: float, x: Tensor) -> Tensor:
         return torch.tanh(x @ w)
 
     assert error(few) < 0.01
-    with pytest.warns(RuntimeWarning, match=rf"over {many} steps in {str(dtype)[6:]}: rounding .* take `checkpoint`"):
+    with pytest.warns(RuntimeWarning, match=rf"{many} reversible steps in {str(dtype)[6:]}: rounding .* take fewer"):
         assert error(many) > 0.03

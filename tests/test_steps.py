@@ -53,7 +53,6 @@ def test_settings_are_bounded_and_hold_the_trained_one():
     assert Setting("euler", 40) in chosen
     assert len(chosen) == 5 + 5 + 5 + 4 + 1
     assert all(n * TABLEAUS[method].stages <= 32 for method, n in chosen if n != 40)
-    assert len(settings(Setting("euler", 4), "reversible")) == 5 + 4 + 4 + 3
     assert [setting.method for setting in chosen] == sorted((s.method for s in chosen), key=list(TABLEAUS).index)
 
 
@@ -128,11 +127,11 @@ def test_the_program_draws_and_prints_the_steps(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr("sys.argv", ["flow_steps", str(run), "--out", str(pictures)])
     steps.main()
     captured = capsys.readouterr()
-    for what in ("timing every setting", "distances", "reading the text", "halting"):
+    for what in ("timing every setting", "distances", "reading the text"):
         assert re.search(rf"^{what}.*: \d+ of \d+ \w+, \d+:\d\d elapsed", captured.err, re.M), what
     assert "* euler          3" in captured.out
     recorded = json.loads((pictures / "steps.json").read_text())["steps"]
     assert recorded["trained"] == {"method": "euler", "n_steps": 3}
     assert len(recorded["settings"]) == 4 * 2 + 1
-    for name in ("steps", "convergence", "halting"):
+    for name in ("steps", "convergence"):
         assert (pictures / f"{name}.png").read_bytes()[:4] == b"\x89PNG"

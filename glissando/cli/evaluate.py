@@ -207,15 +207,12 @@ def measure(model: LanguageModel, corpus: Corpus, pairs: int = 256) -> dict[str,
     """Everything that is measured of `model` on a corpus's held-out part; of pairs so many are answered."""
     from glissando.data.pairs import PairsCorpus
     from glissando.evaluation.pairs import exact_match_rate
-    from glissando.evaluation.scoring import counted, score
+    from glissando.evaluation.scoring import score
     from glissando.progress import track
 
     total = sum(1 for _ in corpus.batches("valid"))
-    with counted(model) as count:
-        batches = track(corpus.batches("valid"), "scoring the held-out text", total=total, unit="batches")
-        result = {"parameters": model.num_parameters()} | score(model, batches).as_dict()
-    if count.tokens:
-        result["evaluations_per_token"] = count.per_token
+    batches = track(corpus.batches("valid"), "scoring the held-out text", total=total, unit="batches")
+    result = {"parameters": model.num_parameters()} | score(model, batches).as_dict()
     if isinstance(corpus, PairsCorpus):
         result |= exact_match_rate(model, corpus.held_out(pairs))
     return result

@@ -16,7 +16,6 @@ from glissando.cli.options import (
     add_import_option,
     add_threads_option,
     device_of,
-    number,
     whole,
 )
 from glissando.errors import ConfigError
@@ -26,7 +25,6 @@ from glissando.urls import is_url
 _INFERENCE = {
     "depth.n_steps": (whole, "steps of a flow, if not those of the training"),
     "depth.method": (str, "solver of a flow, if not that of the training"),
-    "depth.tolerance": (number, "relative error below which a token halts in a flow"),
 }
 
 

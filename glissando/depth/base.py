@@ -122,7 +122,7 @@ def shortcuts_growth(shortcuts: Tensor | None, *rows: Lift, width: Lift) -> Tabl
 
 
 def through(
-    blocks: Iterable[nn.Module],
+    blocks: Iterable[Callable[..., Any]],
     x: Tensor,
     states: tuple,
     ctx: Context,

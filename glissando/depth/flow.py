@@ -7,8 +7,7 @@ With `shortcuts` h = H + e(tau) + W u + b + c x_0 / rms(x_0), x_0 the depth's in
 flow is preceded by x <- x + c_s x_0 / rms(x_0) (glissando/depth/shortcuts.py).
 
 e is a small network of tau; u the control, (B, C) or (B, T, C), whose term is absent where no control is given, and is
-not where u = 0. alpha is learned. The grid is fixed: no step size depends on other tokens or other rows. With a
-`tolerance` a token may halt on it, see glissando.depth.halting.
+not where u = 0. alpha is learned. The grid is fixed: no step size depends on other tokens or other rows.
 
 State: one mixer state for every evaluation of F, beside those of the blocks.
 
@@ -39,10 +38,9 @@ from glissando.depth.base import (
     shortcuts_growth,
     through,
 )
-from glissando.depth.halting import EvaluationCount, unroll_halting
 from glissando.depth.shortcuts import new_shortcuts, shortcut_source
-from glissando.depth.solvers import TABLEAUS, Backward, evaluations, integrate, moved, unroll, weighted
-from glissando.errors import ConfigError, NotCompiled, Refused, unknown_name
+from glissando.depth.solvers import TABLEAUS, evaluations, integrate
+from glissando.errors import ConfigError, unknown_name
 from glissando.kernels.plain import plain
 from glissando.mixers import EMPTY, Context, Picture, Signal
 from glissando.widening import Grows, Growth, Lift, Table, append, linear, tables, tile, under
@@ -60,9 +58,7 @@ class FlowConfig(DepthOptions):
     control    names of the control's dimensions; empty: no control
     control_trained  set by training: whether labels have trained the control; if not, dials cannot be turned
     method     euler, midpoint, heun or rk4
-    backward   how gradients are computed: direct, checkpoint or reversible, see glissando.depth.solvers
     alpha      initial speed of the flow
-    tolerance  relative error below which a token's slope is extrapolated instead of evaluated; None: always evaluate
     shortcuts  the embedding is added before each block and in the field, with D learned weights each that start at 0
     """
 
@@ -70,9 +66,7 @@ class FlowConfig(DepthOptions):
     control: list[str] = field(default_factory=list)
     control_trained: bool | None = recorded(default=None)
     method: str = "euler"
-    backward: Backward = "direct"
     alpha: Annotated[float, Field(allow_inf_nan=False)] = starting(default=0.1, of="depth.alpha")
-    tolerance: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
     shortcuts: bool = False
 
     def __post_init__(self) -> None:
@@ -80,16 +74,6 @@ class FlowConfig(DepthOptions):
             raise unknown_name("depth.method", self.method, TABLEAUS)
         if len(set(self.control)) < len(self.control):
             raise ConfigError(f"depth.control names a dimension twice: {self.control}; give each a name of its own")
-        if self.tolerance is not None and (self.n_steps or 0) < 3:
-            raise ConfigError(
-                f"depth.tolerance needs depth.n_steps of at least 3, got {self.n_steps}: the first two steps are "
-                "always evaluated"
-            )
-        if self.tolerance is not None and self.backward != "direct":
-            raise ConfigError(
-                f"depth.tolerance needs depth.backward `direct`, got {self.backward!r}: what another mode computes "
-                "again must be what was computed"
-            )
 
 
 class FlowState(NamedTuple):
@@ -123,8 +107,7 @@ class FlowDepth(Depth):
         self.shortcuts = new_shortcuts(config.shortcuts, config.layers + 1, size)
         #: what the flow ends with, H(1), passes through it: a place for hooks
         self.end = nn.Identity()
-        #: keep every intermediate result: the reference for the backward modes
-        self.unrolled = False
+        self.gradient_checkpointing = False
 
     @torch.no_grad()
     def reset_parameters(self) -> None:
@@ -145,7 +128,7 @@ class FlowDepth(Depth):
     @property
     def n_evaluations(self) -> int:
         """How often the field is evaluated in one pass."""
-        return evaluations(self.config.method, self.n_steps, self.config.backward)
+        return evaluations(self.config.method, self.n_steps)
 
     def init_state(
         self, batch_size: int, device: torch.device | None = None, dtype: torch.dtype | None = None
@@ -202,10 +185,6 @@ class FlowDepth(Depth):
         return Picture("trajectory", "Speed over depth", about, "", True, torch.stack(values), tuple(rows))
 
     def lower(self, builder: Any, x: int, control: int | None) -> tuple[int, Any]:
-        if self.config.tolerance is not None:
-            raise NotCompiled("depth.tolerance, by which tokens halt")
-        if self.config.backward == "reversible":
-            raise NotCompiled("depth.backward `reversible`, which computes two coupled halves")
         size, tableau, step_size = self.field.hidden_size, TABLEAUS[self.config.method], 1 / self.n_steps
         term = None
         if control is not None and self.control is not None:
@@ -238,33 +217,20 @@ class FlowDepth(Depth):
             after.append(state)
         return x, FlowState(tuple(before), tuple(flow), tuple(after))
 
-    def export_form(self, capacity: int) -> FlowDepth:
-        if self.config.tolerance is not None:
-            raise Refused(
-                f"depth `flow` with depth.tolerance {self.config.tolerance:g} cannot be exported: which tokens halt "
-                "follows from values. Export a run that was trained without one, at as many depth.n_steps as it needs"
-            )
-        return self
-
     def forward(
         self,
         x: Tensor,
         state: FlowState | None = None,
         ctx: Context | None = None,
         watch: Watcher | None = None,
-        count: EvaluationCount | None = None,
     ) -> tuple[Tensor, FlowState | None]:
-        """As every depth.
-
-        watch  is shown every evaluation;  count  of a flow with a tolerance, its evaluations are added to it
-        """
-        ctx, c = ctx or EMPTY, self.config
+        """As every depth; `watch` is shown every evaluation."""
+        ctx = ctx or EMPTY
         inner = ctx.without("control")
         given = FlowState((None,) * len(self.before), (), (None,) * len(self.after)) if state is None else state
         source, half = shortcut_source(self.shortcuts, x), len(self.before)
-        x, before = through(self.before, x, given.before, inner, self.shortcuts, source)
-        # Arguments of the field, for gradients in every backward mode: the control as (B, 1 or T, C), dt, and the
-        # shortcut (B, T, D).
+        x, before = through(map(self.run, self.before), x, given.before, inner, self.shortcuts, source)
+        # Arguments of the field: the control as (B, 1 or T, C), dt, and the shortcut (B, T, D).
         signals: dict[str, Tensor] = {}
         if ctx.control is not None and self.control is not None:
             if ctx.control.shape[-1] != self.control.in_features:
@@ -279,31 +245,20 @@ class FlowDepth(Depth):
             signals["dt"] = ctx.dt
         if self.shortcuts is not None and source is not None:
             signals["shortcut"] = self.shortcuts[half] * source
-        field = _Field(self, ctx, signals, None if state is None else iter(state.flow), watch)
-        args: Any = {"args": tuple(signals.values()), "n_steps": self.n_steps, "method": c.method}
-        if c.tolerance is not None:
-            x = unroll_halting(field, x, **args, tolerance=c.tolerance, mask=ctx.mask, count=count)
-        elif c.backward == "direct":
-            tableau, size = TABLEAUS[c.method], 1 / self.n_steps
-            for step in range(self.n_steps):
-                slopes: list[Tensor] = []
-                for row, share in zip(tableau.a, tableau.c, strict=True):
-                    at = moved(x, row, slopes, size)
-                    slopes.append(field(step * size + share * size, at, *args["args"]))
-                x = x + weighted(tableau.b, slopes, size)
-        elif state is not None or self.unrolled:
-            x = unroll(field, x, **args, reversible=c.backward == "reversible")
-        else:
-            own = [*self.field.parameters(), *self.time.parameters(), self.alpha]
-            own += [] if self.control is None else [*self.control.parameters()]
-            x = integrate(field, x, **args, params=own, backward=c.backward)
+        field = FlowField(self, ctx, signals, None if state is None else iter(state.flow), watch)
+        x = self.solve(field, x, tuple(signals.values()))
         if state is not None and len(field.after) != len(state.flow):
             raise ValueError(f"a state of {len(state.flow)} evaluations was given to a flow of {len(field.after)}")
         x = self.end(x)
         ctx.keep(x)
         rest = None if self.shortcuts is None else self.shortcuts[half + 1 :]
-        x, after = through(self.after, x, given.after, inner, rest, source)
+        x, after = through(map(self.run, self.after), x, given.after, inner, rest, source)
         return x, None if state is None else FlowState(before, tuple(field.after), after)
+
+    def solve(self, field: FlowField, h: Tensor, args: tuple[Tensor, ...]) -> Tensor:
+        """H at tau = 1, from H at tau = 0. A field that keeps states is evaluated once at each time."""
+        again = self.gradient_checkpointing and field.states is None
+        return integrate(field, h, args=args, n_steps=self.n_steps, method=self.config.method, checkpointed=again)
 
 
 @torch.library.custom_op("glissando::beside", mutates_args=())
@@ -321,7 +276,7 @@ def _(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
 _beside.register_autograd(lambda ctx, gradient: (gradient, None, None))
 
 
-class _Field:
+class FlowField:
     """alpha F(H, tau, u) for one call of the model; with `states`, each evaluation takes one and leaves one.
 
     Arguments come in the order of `signals`.
@@ -340,11 +295,7 @@ class _Field:
         self.after: list[Any] = []
         self.seed = _seed(depth)
 
-    def idle(self, active: Tensor) -> bool:
-        """Without a state to keep, tokens that have all halted need no evaluation."""
-        return self.states is None and not bool(active.any())
-
-    def __call__(self, tau: float, h: Tensor, *args: Tensor, active: Tensor | None = None) -> Tensor:
+    def __call__(self, tau: float, h: Tensor, *args: Tensor) -> Tensor:
         given = dict(zip(self.names, args, strict=True))
         depth, ctx = self.depth, replace(self.ctx, dt=given.get("dt"))
         at = h + depth.time(h.new_full((1,), tau))
@@ -353,12 +304,12 @@ class _Field:
         if "shortcut" in given:
             at = at + given["shortcut"]
         if self.states is not None:
-            slope, state = depth.field(at, next(self.states), ctx, residual=False, active=active)
+            slope, state = depth.field(at, next(self.states), ctx, residual=False)
             self.after.append(state)
         elif self.seed is None:
-            slope, _ = depth.field(at, None, ctx, residual=False, active=active)
+            slope, _ = depth.field(at, None, ctx, residual=False)
         else:
-            run = partial(depth.field, at, None, ctx, residual=False, active=active)
+            run = partial(depth.field, at, None, ctx, residual=False)
             slope = _seeded(self.seed, tau, h.device, run)
         slope = depth.alpha[0] * slope
         if self.watch is not None:
@@ -371,7 +322,7 @@ def _seed(depth: FlowDepth) -> int | None:
 
     None too under torch.compile, which cannot follow a seed, where nothing is computed again.
     """
-    if torch.compiler.is_compiling() and depth.config.backward == "direct":
+    if torch.compiler.is_compiling() and not depth.gradient_checkpointing:
         return None
     drops = depth.training and any(isinstance(m, nn.Dropout) and m.p > 0 for m in depth.field.modules())
     drops = drops or (depth.training and getattr(getattr(depth.field.mixer, "config", None), "dropout", 0.0) > 0)

@@ -8,7 +8,6 @@ bytes are its targets' share of its batch's bytes, which is exact for a byte tok
 
 from __future__ import annotations
 
-import contextlib
 import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
@@ -21,8 +20,6 @@ from torch import Tensor
 
 from glissando.data.base import IGNORED, Batch
 from glissando.decoding import computing
-from glissando.depth.flow import FlowDepth
-from glissando.depth.halting import EvaluationCount
 from glissando.errors import DataError
 from glissando.kernels.precise import double
 from glissando.model import LanguageModel
@@ -195,17 +192,3 @@ def to_device(batch: Batch, device: torch.device) -> Batch:
 def accepted_control(model: LanguageModel, batch: Batch) -> Tensor | None:
     """The batch's labels for a model that accepts control; None for others, for which they are a record."""
     return batch.control if "control" in model.depth.accepts else None
-
-
-@contextlib.contextmanager
-def counted(model: LanguageModel) -> Iterator[EvaluationCount]:
-    """Count the evaluations of a flow with a tolerance; nothing for another model."""
-    count = EvaluationCount()
-    if not isinstance(model.depth, FlowDepth):
-        yield count
-        return
-    hook = model.depth.register_forward_pre_hook(lambda _, x, given: (x, given | {"count": count}), with_kwargs=True)
-    try:
-        yield count
-    finally:
-        hook.remove()

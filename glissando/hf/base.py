@@ -141,12 +141,11 @@ class GlissandoPreTrainedModel(PreTrainedModel):
         gradient_checkpointing_func: Callable[..., Any] | None = None,
         every_n_layers: int = 1,
     ) -> None:
-        """Each block of a discrete or tied depth is recomputed. Raises ConfigError for other ways of it."""
+        """Each block, and each step of a flow, is recomputed. Raises ConfigError for other ways of it."""
         able = [module for module in self.model.modules() if hasattr(module, "gradient_checkpointing")]
         if enable and not able:
             raise ConfigError(
-                f"a {type(self.model.depth).__name__} cannot recompute its blocks; leave gradient checkpointing off (a "
-                "flow has depth.backward `checkpoint` for it)"
+                f"a {type(self.model.depth).__name__} cannot recompute its blocks; leave gradient checkpointing off"
             )
         if enable and not (every_n_layers == 1 and _is_plain(gradient_checkpointing_func)):
             raise ConfigError(

@@ -17,8 +17,7 @@ from torch import Tensor
 
 from glissando.checkpoints import SHARDS, checkpoint_path, point_to
 from glissando.data.base import Shard
-from glissando.depth import FlowDepth
-from glissando.errors import ConfigError, DivergenceError, NotFiniteError, TrainingError
+from glissando.errors import DivergenceError, NotFiniteError, TrainingError
 from glissando.fabric import seed_everything
 from glissando.kernels.precise import widest
 from glissando.loggers import loggers
@@ -59,11 +58,6 @@ class Loop:
         t = config.training
         self.config, self.run, self.task, self.model, self.hooks = config, run, task, model, hooks
         freeze(model, t.freeze)
-        if t.gradient_checkpointing and isinstance(model.depth, FlowDepth):
-            raise ConfigError(
-                "a flow cannot recompute its blocks by training.gradient_checkpointing: leave it off, and set "
-                "model.depth.backward to `checkpoint`"
-            )
         model.depth.gradient_checkpointing = t.gradient_checkpointing
         self.fabric, self.stopping = build_fabric(t), Stopping()
         self.objective, self.schedule = Objective(model, task), SCHEDULES.class_of(t.schedule)(t.schedule)

@@ -16,6 +16,7 @@ from research.audit.claim import Finding, Plan
 from research.audit.hybrid.training import GPT2_ENTRIES, gradient_of, size_of
 from research.intervals import Median, median_of
 from research.published.hybrid_ode import ODEBlock, PublishedHybrid
+from research.reversible import ReversibleFlow
 
 
 def latency_as_published(plan: Plan) -> Finding:
@@ -130,9 +131,10 @@ def reversible_error(width: int, length: int) -> float:
     from benchmarks.flow import flow_depth
 
     torch.manual_seed(0)
-    depth, gradients = flow_depth(width, n_steps=4, backward="reversible"), []
+    depth, gradients = flow_depth(width, n_steps=4), []
+    depth.__class__ = ReversibleFlow
     x = torch.randn(1, length, width)
-    for depth.unrolled in (False, True):
+    for depth.unrolled in (False, True):  # type: ignore[assignment]
         depth.zero_grad()
         depth(x)[0].square().sum().backward()
         gradients.append(gradient_of(depth))
