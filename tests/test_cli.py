@@ -300,6 +300,9 @@ def test_presets_and_corpora(capsys):
     assert "stories" in capsys.readouterr().out
     assert main(["corpora", "shift"]) == 0
     assert "\t" in capsys.readouterr().out
+    for name, line in (("hawkes", "series,time,kind,end,truth_time"), ("linear_gaussian", "series,t,a,b,c,truth_a")):
+        assert main(["corpora", name]) == 0
+        assert line in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
@@ -380,6 +383,7 @@ def test_presets_and_corpora(capsys):
         (["evaluate", "RUN", "--file", "nowhere.txt"], "there is no file nowhere.txt; check --file"),
         (["presets", "transformer-nan"], "Did you mean 'transformer-nano'"),
         (["corpora", "storys"], "Did you mean 'stories'"),
+        (["corpora", "hawks"], "Did you mean 'hawkes'"),
     ],
 )
 def test_mistakes_get_one_clear_line(arguments, message, run, book, tmp_path, monkeypatch, capsys):

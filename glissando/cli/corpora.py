@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from importlib import import_module
+from typing import NamedTuple
 
 from glissando.cli.options import parse, parser_for
+from glissando.errors import unknown_name
 
 
 def main(arguments: Sequence[str]) -> None:
@@ -15,10 +18,16 @@ def main(arguments: Sequence[str]) -> None:
     from glissando.data.corpora import CORPORA, about, build_corpus
 
     if options.name is None:
-        for name in CORPORA:
-            print(f"{name:14} {about(name)}")
+        for name, line in [
+            *((name, about(name)) for name in CORPORA),
+            *((name, of.about) for name, of in TABLES.items()),
+        ]:
+            print(f"{name:15} {line}")
         return
-    CORPORA.require(options.name)
+    if options.name in TABLES:
+        return _show(options.name)
+    if options.name not in CORPORA:
+        raise unknown_name("corpus", options.name, [*CORPORA, *TABLES])
     if options.name not in GENERATED:
         print(
             f"{options.name}: {about(options.name)}\noptions: glissando train --help, under data, kind {options.name}"
@@ -30,6 +39,37 @@ def main(arguments: Sequence[str]) -> None:
     texts = corpus.texts("train")
     for _ in range(3):
         print(f"\n{next(texts).strip()}")
+
+
+class _Table(NamedTuple):
+    """A generated table: where it is made, and the command that writes one."""
+
+    about: str
+    home: str
+    command: str
+
+
+#: tables of events and values whose likelihood is known exactly
+TABLES = {
+    "hawkes": _Table(
+        "Generated events whose log-likelihood is known exactly",
+        "glissando.events.example", "glissando events example --process hawkes5 --out FILE",
+    ),
+    "linear_gaussian": _Table(
+        "Generated values at random times whose best forecast is known exactly",
+        "glissando.series.example", "glissando series example --process linear_gaussian --out FILE",
+    ),
+}  # fmt: skip
+
+
+def _show(name: str) -> None:
+    about, home, command = TABLES[name]
+    made = import_module(home)
+    print(f"about: {about}")
+    for key, value in made.describe().items():
+        print(f"{key}: {value}")
+    print(f"a table: {command}\n")
+    print("\n".join(made.sample()))
 
 
 #: corpora that need no file, so that samples can be shown without options

@@ -31,7 +31,7 @@ _USAGE = """glissando series train --data.path FILE --out DIR [options]
        glissando series train --resume RUN
        glissando series evaluate RUN [--file FILE] [--origins 5] [--plots DIR]
        glissando series predict RUN --file FILE --horizon 24h --out FILE
-       glissando series example --out FILE [--count N] [--seed N]"""
+       glissando series example --out FILE [--process NAME] [--count N] [--seed N]"""
 #: a run's tables, which may have moved before it is resumed
 _TABLES = ("data.path", "data.valid_path", "data.static_path")
 #: how another table than that of the training is read
@@ -52,7 +52,7 @@ _ACTIONS = {
     "predict": (
         "file", "horizon", "every", "quantiles", "samples", "future", "seed", "out", "threads", "import", *_READING,
     ),
-    "example": ("out", "count", "seed"),
+    "example": ("process", "out", "count", "seed"),
 }  # fmt: skip
 
 
@@ -99,6 +99,7 @@ def _parser() -> Parser:
     parser.add_argument("--origins", type=whole, help="for evaluate: forecasts from this many times of each series")
     parser.add_argument("--plots", metavar="DIR", help="for evaluate: where pictures go; by default into the run")
     parser.add_argument("--json", action="store_true", help="for evaluate: print JSON")
+    parser.add_argument("--process", default="oscillators", help="for example: oscillators, or linear_gaussian")
     parser.add_argument("--count", type=whole, default=31, help="for example: number of series")
     parser.add_argument("--seed", type=whole, default=0, help="for example and for predict's paths: the seed")
     add_threads_option(parser)
@@ -191,8 +192,8 @@ def _predict(options: Options) -> None:
 
 
 def _example(options: Options) -> None:
-    """Series of two values, a and b, at uneven times t."""
-    from glissando.series.example import oscillators
+    """A generated table."""
+    from glissando.series.example import table
     from glissando.storage import write_atomic
 
     require_out(options, "name the CSV to write, such as --out oscillators.csv")
@@ -202,14 +203,9 @@ def _example(options: Options) -> None:
     for name, least in (("count", 1), ("seed", 0)):
         if (given := getattr(options, name)) < least:
             raise ConfigError(f"--{name} is {given}: give {least} or more")
-    rows = []
-    for number, (values, times) in enumerate(oscillators(options.count, 700, options.seed)):
-        tick = -1
-        for t, (a, b) in zip(times, values, strict=True):
-            tick = max(round(1e4 * t), tick + 1)  # time rises in four digits too
-            rows.append(f"{number},{tick / 1e4:.4f},{a:.5f},{b:.5f}")
-    write_atomic(out, ("\n".join(["series,t,a,b", *rows]) + "\n").encode())
+    write_atomic(out, table(options.process, options.count, options.seed).encode())
+    columns = " --data.columns a,b,c" if options.process == "linear_gaussian" else ""
     print(
         f"{out}: {options.count} series of 700 steps; train on it: glissando series train "
-        f"--data.path {shlex.quote(str(out))} --data.time t --data.group series --out runs/series"
+        f"--data.path {shlex.quote(str(out))} --data.time t --data.group series{columns} --out runs/series"
     )
