@@ -15,7 +15,9 @@ from glissando.cli import main
 from glissando.errors import ConfigError, DataError, RunError
 from glissando.series.answers import answers, logits
 from glissando.series.asking import ask, draw_paths, origins_of, rolling_answers
-from glissando.series.forecast import SeriesRun, at_steps, forecast
+from glissando.series.evaluation import evaluate
+from glissando.series.forecast import SeriesRun, at_steps, forecast, probabilities, write_table
+from glissando.series.future import ahead_of
 from glissando.series.measuring import naive_errors
 from glissando.series.options import SeriesData
 from glissando.series.scores import ANCHOR, LAST, MEAN, SEASON, score_forecasts
@@ -86,7 +88,7 @@ def hours_after(frame: pandas.DataFrame, hours: int) -> pandas.DataFrame:
 def test_a_forecast_has_the_users_names_times_and_quantiles(run: SeriesRun, tmp_path: Path) -> None:
     frame = visits(seed=1, people=3)
     found = forecast(run, run.read(frame), "6h", "2h", [0.1, 0.5, 0.9], 4, hours_after(frame, 6))
-    found.write(tmp_path / "forecast.csv")
+    write_table(found, tmp_path / "forecast.csv")
     with open(tmp_path / "forecast.csv") as file:
         rows = list(csv.DictReader(file))
     assert list(rows[0]) == [
@@ -108,7 +110,7 @@ def test_a_forecast_has_the_users_names_times_and_quantiles(run: SeriesRun, tmp_
         assert float(row["q0.1"]) < float(row["q0.5"]) < float(row["q0.9"])
     assert 80 < float(rows[0]["value"]) < 120
     with pytest.raises(RunError, match="nothing is overwritten"):
-        found.write(tmp_path / "forecast.csv")
+        write_table(found, tmp_path / "forecast.csv")
 
 
 def test_a_forecast_is_what_the_model_answers_and_the_same_beside_others(run: SeriesRun) -> None:
@@ -133,8 +135,8 @@ def test_numbers_and_rows_have_their_own_units(tmp_path: Path) -> None:
     options = {"static": [], "future": [], "folder": tmp_path}
     run = trained(frame, time_unit="h", **options)
     found = forecast(run, run.read(frame[frame["who"] == "p0"]), "1d", "12h")
-    assert found.time == ["41", "41", "53", "53"]
-    assert forecast(run, run.read(frame[frame["who"] == "p0"]), 2.5).time == ["31.5", "31.5"]
+    assert found["when"].tolist() == ["41", "41", "53", "53"]
+    assert forecast(run, run.read(frame[frame["who"] == "p0"]), 2.5)["when"].tolist() == ["31.5", "31.5"]
     with pytest.raises(ConfigError, match="horizon is 'soon'"):
         forecast(run, run.read(frame), "soon")
     with pytest.raises(ConfigError, match="every is '2d'"):
@@ -143,9 +145,8 @@ def test_numbers_and_rows_have_their_own_units(tmp_path: Path) -> None:
         forecast(run, run.read(frame), "1d", "1us")
     run = trained(frame, time=None, **options)
     found = forecast(run, run.read(frame[frame["who"] == "p0"]), 2, 1)
-    assert found.names == ("who", "step", "channel", "value")
-    assert found.time == ["30", "30", "31", "31"]
-    assert list(found.columns()) == ["who", "step", "channel", "value"]
+    assert found["step"].tolist() == ["30", "30", "31", "31"]
+    assert list(found) == ["who", "step", "channel", "value"]
     for horizon in (1.5, "2h"):
         with pytest.raises(ConfigError, match="give a whole number of rows"):
             forecast(run, run.read(frame), horizon)
@@ -292,12 +293,25 @@ def test_the_commands_forecast_and_roll(tmp_path: Path, monkeypatch: pytest.Monk
         (["--out", "g.csv"], "say how far with --horizon"),
         (["--out", "g.csv", "--every", "1h"], "no horizon was given"),
         (["--out", "g.csv", "--horizon", "1h", "--samples", "-1"], "samples is -1"),
+        (["--out", "g.csv", "--horizon", "soon"], "horizon is 'soon'"),
+        (["--out", "g.csv", "--horizon", "1h", "--quantiles", "2"], "2.0 is no level of a quantile"),
         (["--out", "g.csv", "--origins", "3"], "--origins is not an option of `series predict`"),
     ):
         assert main([*command[:5], *command[5:] * (message == "nothing is overwritten"), *more]) != 0
-        assert message in capsys.readouterr().err
-    assert main(["series", "evaluate", "run", "--file", "new.csv", "--origins", "3", "--horizon", "10h"]) == 0
+        said = capsys.readouterr().err
+        assert message in said
+        assert "channels: a, b" not in said, "what cannot be asked is refused before the table is read"
+    roll = ["series", "evaluate", "run", "--file", "new.csv", "--origins", "3", "--horizon", "10h"]
+    assert main([*roll, "--out", "rolled.csv"]) == 0
     assert "scored in 2 series" in capsys.readouterr().out
+    panel = run.read("new.csv")
+    found, rows = rolling_answers(run.model, panel, run.steps(panel), 3, 64, horizon=36000.0)
+    rolled = pandas.read_csv("rolled.csv")
+    assert list(rolled) == ["who", "when", "origin", "target", "value", "predicted"]
+    span = pandas.to_datetime(rolled["when"]) - pandas.to_datetime(rolled["origin"])
+    order = np.argsort(rows, kind="stable")
+    assert np.allclose(span.dt.total_seconds(), found.horizon[order])
+    assert np.allclose(rolled["predicted"], run.model.distribution.mean(found.params).numpy()[order])
     for picture in ("forecasts.png", "errors.png"):
         assert (Path("run") / "new" / "origins" / picture).read_bytes().startswith(b"\x89PNG")
     assert main(["series", "evaluate", "run", "--file", "new.csv", "--origins", "0"]) != 0
@@ -328,7 +342,7 @@ def test_a_new_table_has_its_own_static_facts_delimiter_and_duplicates(
     command = ["series", "predict", "run", "--file", "new.csv", "--horizon", "4h", "--out", "f.csv"]
     for more, message in (
         ("--data.static_path new_people.csv", "--data.delimiter ';'"),
-        ("--data.delimiter ;", "old_people.csv"),
+        ("--data.delimiter ;", "old_people.csv: give an existing CSV or Parquet file with --data.static_path FILE"),
         ("--data.delimiter ; --data.static_path new_people.csv", "--data.duplicates mean, first or last"),
     ):
         assert main([*command, *more.split()]) != 0
@@ -342,6 +356,48 @@ def test_a_new_table_has_its_own_static_facts_delimiter_and_duplicates(
     capsys.readouterr()
     assert main(["series", "evaluate", "run", *reading]) != 0
     assert "--data.delimiter is of another table: add --file" in capsys.readouterr().err
+
+
+def test_names_of_the_table_are_kept_where_ours_are_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And what the table repeats is no reason to name an option that predict has not."""
+    monkeypatch.chdir(tmp_path)
+    frame = visits(people=8).rename(columns={"who": "value", "when": "predicted", "a": "target"})
+    plain = {"group": "value", "time": "predicted", "columns": ["target"], "static": [], "future": []}
+    run = trained(frame, folder=tmp_path, **plain)
+    found = forecast(run, run.read(frame), "3h", quantiles=[0.5])
+    assert list(found) == ["value", "predicted", "channel", "value_", "q0.5"]
+    assert found["value"].tolist() == [f"p{number}" for number in range(8)]
+    assert found["channel"].unique().tolist() == ["target"]
+    run.save("run")
+    evaluate("run", "table.csv", "out.csv")
+    written = pandas.read_csv("out.csv")
+    assert list(written) == ["value", "predicted", "target", "value_", "predicted_"]
+    assert written["value"].unique().tolist() == found["value"].tolist()
+    run = trained(frame.rename(columns={"target": "channel"}), **{**plain, "columns": ["channel"]}, target=["b"],
+        task="regression", folder=tmp_path)  # fmt: skip
+    assert list(at_steps(run, run.read("table.csv"))) == ["value", "predicted", "channel", "value_"]
+    alone = trained(frame.iloc[:30], folder=tmp_path, **{**plain, "group": None})
+    twice = frame.iloc[[0, 1, 1]].assign(target=[1.0, 2.0, 3.0])
+    with pytest.raises(DataError, match=r"correct one, or choose with --data\.duplicates mean, first or last$"):
+        alone.read(twice)
+
+
+@pytest.mark.parametrize("form", ["frame", "text"])
+def test_fractional_times_of_a_known_future_match(form: str, tmp_path: Path) -> None:
+    """Whatever float64 rounds; the nearest is taken, and one beyond is missing."""
+    times = 1738281600.123 + 0.1 * np.arange(40)
+    frame = pandas.DataFrame({"when": times, "a": np.sin(np.arange(40)), "hour": np.arange(40.0)})
+    run = trained(frame, group=None, static=[], columns=["a"], folder=tmp_path)
+    ahead = pandas.DataFrame({"when": times[-1] + 0.1 * np.arange(1, 6), "hour": np.arange(40.0, 45)})
+    past, future = frame, ahead
+    if form == "text":
+        past, future = (part.assign(when=part["when"].map("{:.3f}".format)) for part in (frame, ahead))
+    found = ahead_of(run.data, run.encoding, run.read(past), run.horizons("0.5", "0.1"), future)
+    assert found[0, :, 0].tolist() == [40, 41, 42, 43, 44]
+    with pytest.raises(DataError, match=r"frame has no row at when 1738281604\.6\d+, which is forecast"):
+        ahead_of(run.data, run.encoding, run.read(past), np.array([0.6]), future)
+    with pytest.raises(DataError, match="has no row at when"):
+        ahead_of(run.data, run.encoding, run.read(past), np.array([0.1001]), future)
 
 
 def test_mase_divides_by_the_last_values_error_in_the_training_data(run: SeriesRun) -> None:
@@ -363,7 +419,7 @@ def test_numbers_and_classes_of_steps_and_series_have_a_row_each(tmp_path: Path)
     new = frame.drop(columns=["b", "high", "group"])
     run = trained(frame, target=["b"], task="regression", **plain)
     found = at_steps(run, run.read(new), [0.1, 0.9])
-    assert list(found.columns()) == ["who", "when", "channel", "value", "q0.1", "q0.9"]
+    assert list(found) == ["who", "when", "channel", "value", "q0.1", "q0.9"]
     assert len(found.value) == len(frame)
     panel = run.read(frame)
     answered, rows = answers(run.model, windows_of(panel, run.data, run.encoding, run.scales))
@@ -372,13 +428,15 @@ def test_numbers_and_classes_of_steps_and_series_have_a_row_each(tmp_path: Path)
     for name, count in (("high", len(frame)), ("group", 8)):
         run = trained(frame, target=[name], task="classification", model={"head": "point"}, **plain)
         labels = at_steps(run, run.read(new))
-        assert len(labels.series) == count
-        assert list(labels.columns())[-2:] == [f"p_{each}" for each in run.encoding.classes]
-        assert np.allclose(labels.probabilities.sum(-1), 1)
+        p = probabilities(run, run.read(new))
+        assert len(labels) == count
+        assert list(labels)[-2:] == [f"p_{each}" for each in run.encoding.classes]
+        assert np.array_equal(labels.iloc[:, -2:], p)
+        assert np.allclose(p.sum(-1), 1)
         panel = run.read(frame)
         scores, _, series, rows = logits(run.model, windows_of(panel, run.data, run.encoding, run.scales))
         place = rows.numpy() if count > 8 else series.numpy()
-        assert np.allclose(labels.probabilities[place], scores.softmax(-1).numpy())
+        assert np.allclose(p[place], scores.softmax(-1).numpy())
     with pytest.raises(ConfigError, match="has no horizon"):
         forecast(run, panel, 1)
 
@@ -390,11 +448,11 @@ def test_a_long_table_is_forecast_and_streamed_by_its_own_names(tmp_path: Path) 
     run = trained(long, **options)
     one = long[long["who"] == "p1"]
     found = forecast(run, run.read(one), "3h", quantiles=[0.5])
-    assert list(found.columns()) == ["who", "when", "test", "result", "q0.5"]
+    assert list(found) == ["who", "when", "test", "result", "q0.5"]
     live = None
     for row in wide[wide["who"] == "p1"].drop(columns="hour").to_dict("records"):
         if row["a"] == row["a"] or row["b"] == row["b"]:
             y, live = observe(run, live, row, torch.tensor([10800.0]))
-    assert np.allclose(run.model.distribution.mean(y[0]).numpy(), found.value, rtol=1e-7)
+    assert np.allclose(run.model.distribution.mean(y[0]).numpy(), found["result"], rtol=1e-7)
     with pytest.raises(DataError, match="nothing was observed"):
         observe(run, live, {"who": "p1", "when": "2027-01-01", "age": 1.0, "a": None, "b": float("nan")})

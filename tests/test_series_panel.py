@@ -111,8 +111,8 @@ def test_a_run_reads_other_tables_as_its_own(tmp_path):
     assert same is encoding
     assert panel.codes.tolist() == [[1], [2]]
     assert panel.static_codes.tolist() == [[1]]
-    assert "1 values of 'stage' are of categories unknown to the model: 4" in panel.report
-    assert "1 values of 'sex' are of categories unknown to the model: x" in panel.report
+    assert "unknown to the model: 1 value of 'stage', such as 4" in panel.report
+    assert "unknown to the model: 1 value of 'sex', such as x" in panel.report
     without = write(tmp_path / "without.csv", "stage,id,sex,hour,day\n1,c,m,5,1\n")
     with pytest.raises(DataError, match=r"there is no column 'bili' in .*without\.csv, and the model reads it"):
         panel_of(without, encoding, **OPTIONS)
@@ -124,7 +124,7 @@ def test_texts_are_categories_and_a_mistake_among_numbers_is_not(tmp_path):
         panel_of(path, time="t")
     panel = panel_of(path, time="t", columns="w")
     assert panel.codes.tolist() == [[2], [3], [2]]
-    assert "'w' is read as one of 2 categories: up, down" in panel.report
+    assert "categories of 'w', 2 in all: up, down" in panel.report
 
 
 def test_texts_that_do_not_repeat_are_left_out_unless_they_are_named(tmp_path):
@@ -182,22 +182,22 @@ def test_a_long_table_has_each_channel_at_its_own_times(tmp_path):
     )  # fmt: skip
     assert panel.times.tolist() == [0, 10, 0, 3]
     assert panel.rows.tolist() == [2, 4, 7, 5]
-    assert "1 rows without a value are left out" in panel.report
-    assert "1 rows came after a later time of their series: sorted" in panel.report
+    assert "left out: 1 row without a value" in panel.report
+    assert "sorted: 1 row after a later time of the same series" in panel.report
 
 
 def test_channels_of_a_long_table_are_chosen_and_kept_by_a_run(tmp_path):
     path = write(tmp_path / "labs.csv", LONG)
     panel, encoding = read_panel(SeriesData(**MEASURED, columns="sbp"), path)
     assert (panel.names, panel.times.tolist()) == (["a", "b"], [0, 0])
-    assert "4 rows of other channels are left out: hdl, chol" in panel.report
+    assert "left out: 4 rows of other channels, hdl, chol" in panel.report
     with pytest.raises(
         UnknownNameError, match=r"unknown channel of .*labs\.csv, column 'test' 'hdll'.*Did you mean 'hdl'"
     ):
         panel_of(path, **MEASURED, columns="hdll")
     other = panel_of(write(tmp_path / "other.csv", "id,day,test,value\nc,1,hdl,5\nc,1,sbp,100\n"), encoding, **MEASURED)
     assert other.values.tolist() == [[100]]
-    assert "1 rows of channels that the model does not read are left out: hdl" in other.report
+    assert "left out: 1 row of channels that the model does not read, hdl" in other.report
 
 
 def test_channels_of_texts_are_categories(tmp_path):
@@ -232,8 +232,8 @@ def test_rows_in_any_order_are_the_same_panel(tmp_path):
     )
     assert_equal(panel, mixed, "rows")
     assert mixed.rows.tolist() == [4, 2, 6, 5, 3]
-    assert "3 rows came after a later time of their series: sorted" in mixed.report
-    assert not any("sorted" in line for line in panel.report)
+    assert "sorted: 3 rows after a later time of the same series" in mixed.report
+    assert not any("sorted: " in line for line in panel.report)
 
 
 def test_rows_of_one_time_complement_each_other(tmp_path):
@@ -241,7 +241,7 @@ def test_rows_of_one_time_complement_each_other(tmp_path):
     panel = panel_of(path, time="t")
     assert panel.values.tolist() == [[5, 6], [7, 8]]
     assert panel.rows.tolist() == [2, 5]
-    assert "1 cells repeat (t), up to 2 times, with equal values: merged" in panel.report
+    assert "merged: 1 cell of one (t), up to 2 rows each, with equal values" in panel.report
 
 
 @pytest.mark.parametrize(("how", "value"), [("mean", 6.0), ("first", 5.0), ("last", 8.0)])
@@ -252,7 +252,9 @@ def test_unequal_duplicates_are_refused_or_chosen(how, value, tmp_path):
         panel_of(path, group="id", time="t")
     panel = panel_of(path, group="id", time="t", duplicates=how)
     assert panel.values.tolist() == [[1], [value], [9]]
-    assert any("1 cells repeat (id, t), up to 3 times, 1 of them with unequal values" in line for line in panel.report)
+    assert any(
+        "merged: 1 cell of one (id, t), up to 3 rows each, 1 with unequal values, by" in line for line in panel.report
+    )
     long = write(tmp_path / "l.csv", "id,t,k,v\na,1,x,5\na,0,x,1\na,1,x,5\na,1,x,8\na,1,y,7\n")
     options = {"group": "id", "time": "t", "channel": "k", "value": "v"}
     with pytest.raises(
@@ -304,8 +306,8 @@ def test_static_facts_and_labels_of_a_second_table(tmp_path):
     assert panel.static_codes.tolist() == [[3], [2], [0]]
     assert panel.labels.tolist() == [1, 0, -1]
     assert (encoding.label, encoding.classes) == ("series", ["1", "0"])
-    assert f"1 series have no row in {facts}: c" in panel.report
-    assert "1 series have no 'died': not scored" in panel.report
+    assert f"without a row in {facts}: 1 series, c" in panel.report
+    assert "not scored: 1 series without 'died'" in panel.report
     with pytest.raises(ConfigError, match=r"data\.static_path is given and data\.static names none of its columns"):
         panel_of(path, **MEASURED, static_path=str(facts))
     write(facts, "age,id\n70,b\n40,a\n41,a\n")
@@ -478,7 +480,7 @@ def test_compact_dates_and_time_zones_are_said(tmp_path):
     assert "median step 86,400 s (1 d)" in report
     mixed = table(tmp_path / "z.csv", ["2025-01-31", "2025-01-31T02:00+01:00", "2025-01-31T03:00"])
     assert (
-        "1 times t name a time zone and are converted to UTC; 2 without one are read as UTC"
+        "converted to UTC: 1 time t with a time zone; 2 without a time zone, read as UTC"
         in panel_of(mixed, time="t").report
     )
 
@@ -701,7 +703,7 @@ def test_times_of_frames():
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("a,b\n1,2\n3\n", r"line 3 has 1 values, and line 1 names 2 columns: correct the line, or name another"),
+        ("a,b\n1,2\n3\n", r"line 3 has 1 value, and line 1 names 2 columns: correct the line, or name another"),
         ("a,b\n1,2,3\n", r"line 2 has 3 values, and line 1 names 2 columns"),
         ('a,b\n"x\ny",2\n1,2,3\n', r"line 4 has 3 values"),
         ('a,b\n1,2\n"3,4\n', r"line 3: not a CSV: unexpected end of data"),
@@ -803,7 +805,7 @@ def test_what_only_the_held_out_part_has_is_unknown_there():
     assert np.unique(train.codes).tolist() == np.unique(train.static_codes).tolist() == [2]
     assert np.unique(valid.codes[valid.series == valid.names.index("9")]).tolist() == [1]
     assert np.unique(valid.static_codes).tolist() == [1, 2]
-    assert valid.report[-1] == "21 held-out values are of categories that are not trained on: unknown there"
+    assert valid.report[-1] == "unknown where held out: 21 values of categories that are not trained on"
     labelled = panel_of(made, group="id", time="t", columns="v", target="c")
     with pytest.raises(
         DataError, match=r"the class of c there is among the held-out ones alone: hold other series out"
@@ -860,7 +862,7 @@ def test_the_laboratory_values_of_many_people():
     assert not np.isnan(panel.static[:, :2]).any()
     said = "\n".join(panel.report)
     assert "median step 233 d" in said
-    assert "2,270 measurements repeat (id, days, test), up to 53 times, with equal values: merged" in said
+    assert "merged: 2,270 measurements of one (id, days, test), up to 53 rows each, with equal values" in said
     assert "'chol' equals 'hdl' in all 159,647 steps that have both" in said
     assert "'dbp' equals 'sbp' in all 33,212 steps that have both" in said
     assert "fib4: at most one value a series" in said

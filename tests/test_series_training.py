@@ -27,7 +27,8 @@ from glissando.errors import DataError, GlissandoError
 from glissando.series import SeriesData, SeriesModel, read_panel
 from glissando.series.batches import Steps, Windows, scales
 from glissando.series.evaluation import evaluate
-from glissando.series.task import SeriesRunConfig, SeriesTask, prepare, series_config
+from glissando.series.history import Past
+from glissando.series.task import SeriesRunConfig, SeriesTask, build, fit_anchor, prepare, series_config
 
 #: of a model that learns the tables below in a second
 TINY = {"hidden_size": 8, "depth": {"layers": 1}, "mixer": {"kind": "liquid", "state_size": 8}}
@@ -276,6 +277,27 @@ def test_a_long_table_with_gaps_and_facts_is_learned(tmp_path):
     assert (saved["model"]["static"], saved["model"]["static_categories"]) == (1, [4])
 
 
+def test_one_wrong_value_does_not_spoil_the_anchor(tmp_path):
+    """Values that fall back to their mean: the weights are those of the table without the value."""
+    rng, values = np.random.default_rng(0), [0.0]
+    for _ in range(599):
+        values.append(0.7 * values[-1] + rng.normal())
+    anchors = []
+    for name, wrong in (("right", ""), ("wrong", 300.0)):
+        made = [(t, wrong if t == 300 else round(v, 4)) for t, v in enumerate(values)]
+        path = str(write(tmp_path / f"{name}.csv", made, "t,v"))
+        prepared = prepare(SeriesData(path=path, time="t", valid_path=path))
+        model = build(TINY, prepared).double()
+        fit_anchor(model, prepared.train)
+        steps = prepared.train.steps
+        known = Past(*(part[None, :250] for part in steps.known))
+        anchors.append(model.anchored(known, torch.ones(1, 250).double(), None, None, None)[0, 5:, 0])
+    assert any("the anchor is fitted without them" in line for line in prepared.lines)
+    expected = 0.7 * np.array(values[4:249])
+    assert_close(anchors[0], torch.tensor(expected), "the mean of what follows", 0.15)
+    assert_close(anchors[1], anchors[0], "with a wrong value", 0.2)
+
+
 def test_a_model_that_is_worse_says_so_in_its_first_line(tmp_path, capsys):
     """A random walk, whose last value is the best forecast."""
     steps = np.random.default_rng(0).normal(size=(8, 60)).cumsum(1)
@@ -522,7 +544,11 @@ def test_columns_are_named_as_the_file_names_them(given, tmp_path, monkeypatch):
             "--model.dt: expected 'log', 'linear' or 'input', got 'both'",
         ),
         (["train", "--data.path", "t.csv", "--data.columns", "[a", "--out", "x"], "data.columns"),
-        (["train", "--data.path", "nowhere.csv", "--out", "x"], "there is no file nowhere.csv"),
+        (["train", "--data.path", "nowhere.csv", "--out", "x"], "there is no file nowhere.csv: give an existing CSV"),
+        (
+            ["train", "--data.path", "t.csv", "--data.task", "interpolate", "--out", "x"],
+            "a forecast reads the past alone, and nothing is filled in from both sides",
+        ),
         (["train", "--data.path", "t.csv", "--training.accelerator", "abacus", "--out", "x"], "'abacus'"),
     ],
 )

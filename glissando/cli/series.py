@@ -172,7 +172,8 @@ def _place_of_plots(options: Options) -> Path | None:
 
 def _predict(options: Options) -> None:
     """A CSV of forecasts, or of what the run predicts of each step or series."""
-    from glissando.series.forecast import SeriesRun, predict, require_absent
+    from glissando.series.forecast import SeriesRun, predict, require_absent, require_answerable, write_table
+    from glissando.series.tables import counted
 
     if options.file is None:
         raise ConfigError("--file is missing: name the table that ends where the forecast begins")
@@ -180,15 +181,15 @@ def _predict(options: Options) -> None:
     require_absent(options.out)
     choose_threads(options, *_USUAL)
     run = SeriesRun.open(options.run).reading(options.sections.get("data", {}))
+    asked = {"horizon": options.horizon, "quantiles": options.quantiles, "every": options.every}
+    asked |= {"samples": options.samples, "future": options.future, "seed": options.seed}
+    require_answerable(run, **asked)  # before a large table is read
     panel = run.read(options.file)
     for line in panel.report:
         print(line, file=sys.stderr)
-    found = predict(
-        run, panel, options.horizon, options.quantiles, every=options.every, samples=options.samples,
-        future=options.future, seed=options.seed,
-    )  # fmt: skip
-    found.write(options.out)
-    print(f"{options.out}: {len(found.series):,} rows of {len(panel.names):,} series")
+    found = predict(run, panel, **asked)
+    write_table(found, options.out)
+    print(f"{options.out}: {counted(len(found), 'row')} of {len(panel.names):,} series")
 
 
 def _example(options: Options) -> None:

@@ -21,7 +21,7 @@ from glissando.presets import load_preset
 from glissando.runs import Run
 from glissando.series import tables
 from glissando.series.answers import answers
-from glissando.series.forecast import Classes, SeriesRun, at_steps, forecast
+from glissando.series.forecast import SeriesRun, at_steps, forecast, probabilities
 from glissando.series.task import SeriesRunConfig, SeriesTask, prepare, windows_of
 from glissando.training.fit import train
 from glissando.training.hook import Hook
@@ -180,7 +180,7 @@ class Forecaster(_Estimator):
         """
         run = self._fitted()
         horizon = float(run.model.time_scale) if horizon is None else horizon
-        found = forecast(run, run.read(frame), horizon, every, quantiles, samples, future, seed).frame()
+        found = forecast(run, run.read(frame), horizon, every, quantiles, samples, future, seed)
         return _typed(found, frame, run)
 
     def score(self, frame: Any, y: None = None) -> float:
@@ -274,9 +274,10 @@ class Classifier(_Estimator):
 
     def predict_proba(self, X: Any) -> np.ndarray:
         """(n, C) probabilities of `classes_`, for each series in the order of its first row, or for each step."""
-        run, found = self._fitted(), self._found(X)
+        run = self._fitted()
         place = {name: number for number, name in enumerate(run.encoding.classes)}
-        return found.probabilities[:, [place[name] for name in _names_of(self.classes_)]]
+        found = probabilities(run, run.read(_framed(X) if _is_array(X) else X))
+        return found[:, [place[name] for name in _names_of(self.classes_)]]
 
     def predict(self, X: Any) -> np.ndarray:
         """(n,) the likeliest class of each series, or of each step."""
@@ -284,7 +285,8 @@ class Classifier(_Estimator):
 
     def predict_frame(self, frame: Any) -> Any:
         """The likeliest class and the probabilities beside the names of series and times, as a frame of pandas."""
-        return _typed(self._found(frame).frame(), frame, self._fitted())
+        run = self._fitted()
+        return _typed(at_steps(run, run.read(frame)), frame, run)
 
     def score(self, X: Any, y: Any = None) -> float:
         """The accuracy, of series or of steps that have a class."""
@@ -294,16 +296,8 @@ class Classifier(_Estimator):
         panel = run.read(X)
         if panel.labels is None:
             raise ConfigError(f"the frame has no column {run.encoding.target[0]!r}: nothing can be scored")
-        found = at_steps(run, panel)
-        assert isinstance(found, Classes)
         known = panel.labels >= 0
-        return float((found.probabilities.argmax(-1) == panel.labels)[known].mean())
-
-    def _found(self, X: Any) -> Classes:
-        run = self._fitted()
-        found = at_steps(run, run.read(_framed(X) if _is_array(X) else X))
-        assert isinstance(found, Classes)
-        return found
+        return float((probabilities(run, panel).argmax(-1) == panel.labels)[known].mean())
 
 
 def _typed(found: Any, frame: Any, run: SeriesRun) -> Any:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -14,15 +12,15 @@ import numpy as np
 from glissando.errors import ConfigError, NotFiniteError
 from glissando.run_files import require_texts
 from glissando.runs import Run
-from glissando.series.answers import Scored, answers, logits
-from glissando.series.batches import Windows
-from glissando.series.forecast import SeriesRun, require_absent
-from glissando.series.measuring import Rolling, measure
+from glissando.series.answers import Scored, logits
+from glissando.series.batches import Ints, Windows
+from glissando.series.forecast import SeriesRun, answer_table, require_absent, write_table
+from glissando.series.measuring import Rolling, answered, measure
 from glissando.series.model import SeriesModel
 from glissando.series.options import SeriesData
 from glissando.series.panel import Encoding, Panel
+from glissando.series.scores import Answers
 from glissando.series.task import prepare, windows_of
-from glissando.storage import write_atomic
 
 
 def evaluate(
@@ -39,7 +37,7 @@ def evaluate(
     Args:
         path: The run, or a checkpoint.
         file: Another table.
-        out: CSV to write, see `write_answers`.
+        out: CSV to write, with a row for each answer that is scored.
         pictures: Directory of the pictures of numbers; None: none are drawn.
         origins: Of a forecast: number of rolling origins of each series, from each of which all that follows is
             forecast, in the place of each step's forecast of the next.
@@ -50,15 +48,20 @@ def evaluate(
     NotFiniteError for answers that are not finite.
     """
     if out is not None:
-        require_absent(Path(out))
+        require_absent(out)
     run = SeriesRun.open(path).reading(reading or {})
     data, encoding, model = run.data, run.encoding, run.model
-    if origins is not None and encoding.task != "forecast":
-        raise ConfigError(f"origins are of forecasts, and the task of {path} is {encoding.task}: leave origins out")
-    if origins is not None and origins < 1:
-        raise ConfigError(f"origins is {origins}: give the number of times of each series to forecast from, such as 5")
+    rolling = None
+    if origins is not None:
+        if encoding.task != "forecast":
+            raise ConfigError(f"origins are of forecasts, and the task of {path} is {encoding.task}: leave origins out")
+        if origins < 1:
+            raise ConfigError(
+                f"origins is {origins}: give the number of times of each series to forecast from, such as 5"
+            )
+        rolling = Rolling(origins, None if horizon is None else encoding.clock().span(horizon), data.window)
     if file is None:
-        require_texts(data, Run.open(path), fix="--file FILE")
+        require_texts(data, Run.open(path), fix="--file FILE, with its --data.static_path FILE if it has one")
         prepared = prepare(data, encoding)
         held, panel, lines, trained = prepared.valid, prepared.panel, prepared.lines, prepared.train.steps
     else:
@@ -66,44 +69,53 @@ def evaluate(
         held, lines, trained = windows_of(panel, data, encoding, run.scales), panel.report, None
     for line in lines:
         print(line, file=sys.stderr)
-    rolling = None
-    if origins is not None:
-        span = None if horizon is None else panel.clock.span(horizon)
-        rolling = Rolling(origins, span, data.window)
-    result = measure(model, held, panel, encoding, trained, None if pictures is None else Path(pictures), rolling)
+    found = None if encoding.classes else answered(model, held, panel, rolling)
+    result = measure(model, held, panel, encoding, trained, None if pictures is None else Path(pictures), found)
     if not np.isfinite(result.loss):
         raise NotFiniteError(
             f"the predictions of {path} are not all finite: its training diverged, or the file has values far beyond "
             "those trained on. Train again with a lower training.optimizer.learning_rate"
         )
     if out is not None:
-        write_answers(Path(out).expanduser(), model, held, panel, data, encoding)
+        table = class_table(model, held, panel, data, encoding) if found is None else number_table(
+            model, found, panel, data, encoding, rolling is not None
+        )  # fmt: skip
+        write_table(table, out, digits=None)
     return result
 
 
-def write_answers(
-    out: Path, model: SeriesModel, held: Windows, panel: Panel, data: SeriesData, encoding: Encoding
-) -> None:
-    """A CSV of what was predicted: the user's names of series and time, the target, its value and the prediction.
+def class_table(model: SeriesModel, held: Windows, panel: Panel, data: SeriesData, encoding: Encoding) -> Any:
+    """A frame with a row for each label: the user's names of series and time, the target, its value and the
+    prediction."""
+    scores, labels, series, rows = (part.numpy() for part in logits(model, held))
+    names = np.array(encoding.classes, object)
+    return _table(
+        panel, data, series, rows, encoding.label == "step", target=encoding.target[0], value=names[labels],
+        predicted=names[scores.argmax(-1)],
+    )  # fmt: skip
 
-    Raises RunError where there is a file.
-    """
-    require_absent(out)
-    if encoding.classes:
-        scores, labels, series, rows = logits(model, held)
-        names = np.array(encoding.classes)
-        value, predicted = names[labels.numpy()], names[scores.argmax(-1).numpy()]
-        series_, rows_, channel = series.numpy(), rows.numpy(), np.zeros(len(rows), np.int64)
-    else:
-        found, rows_ = answers(model, held)
-        value, predicted = found.target, model.distribution.mean(found.params).double().numpy()
-        series_, channel = found.series, found.channel
-    keys: dict[str, Any] = {} if data.group is None else {data.group: np.array(panel.names, object)[series_]}
-    if len(channel) and (encoding.label == "step" or not encoding.classes):
-        keys[data.time or "step"] = panel.clock.written(series_.tolist(), panel.times[rows_].tolist())
-    keys |= {"target": np.array(encoding.target, object)[channel], "value": value, "predicted": predicted}
-    text = io.StringIO()
-    order = np.lexsort((channel, rows_))
-    columns = [np.asarray(column, object)[order] for column in keys.values()]
-    csv.writer(text, lineterminator="\n").writerows([list(keys), *zip(*columns, strict=True)])
-    write_atomic(out, text.getvalue().encode())
+
+def number_table(
+    model: SeriesModel, found: tuple[Answers, Ints], panel: Panel, data: SeriesData, encoding: Encoding, rolling: bool
+) -> Any:
+    """A frame with a row for each answer; from rolling origins, with the time of the origin."""
+    made, rows = found
+    parts: dict[str, Any] = {}
+    if rolling:
+        parts["origin"] = panel.clock.written(made.series.tolist(), (panel.times[rows] - made.horizon).tolist())
+    return _table(
+        panel, data, made.series, rows, True, **parts, target=np.array(encoding.target, object)[made.channel],
+        value=made.target, predicted=model.distribution.mean(made.params).double().numpy(),
+    )  # fmt: skip
+
+
+def _table(panel: Panel, data: SeriesData, series: Ints, rows: Ints, timed: bool, **parts: Any) -> Any:
+    times = panel.clock.written(series.tolist(), panel.times[rows].tolist()) if timed else None
+    table = answer_table(
+        [
+            (data.group, None, np.array(panel.names, object)[series]),
+            (data.time, "step", times) if timed else (None, None, None),
+            *((None, name, cells) for name, cells in parts.items()),
+        ]
+    )
+    return table.iloc[np.argsort(rows, kind="stable")]

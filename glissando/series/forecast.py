@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import csv
-import io
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -22,7 +20,7 @@ from glissando.series.batches import Floats, Scales, Steps, require_near, scales
 from glissando.series.future import ahead_of
 from glissando.series.model import SeriesModel
 from glissando.series.options import SeriesData
-from glissando.series.panel import Clock, Encoding, Panel
+from glissando.series.panel import Encoding, Panel
 from glissando.series.reading import read_panel
 from glissando.series.task import windows_of
 from glissando.storage import publish_directory, write_atomic
@@ -78,18 +76,19 @@ class SeriesRun:
     def steps(self, panel: Panel) -> Steps:
         return Steps.of(panel, self.scales, self.model.config.forecast)
 
-    def horizons(self, clock: Clock, horizon: str | float | Sequence[str | float], every: str | float | None) -> Floats:
-        """(J,) ascending times in the panel's unit: `horizon` itself, or every `every` up to it; or several."""
+    def horizons(self, horizon: str | float | Sequence[str | float], every: str | float | None = None) -> Floats:
+        """(J,) ascending times in the unit of the table: `horizon` itself, or every `every` up to it; or several."""
+        span = self.encoding.clock().span
         if not isinstance(horizon, str | int | float):
             if every is not None or not len(horizon):
                 raise ConfigError(
                     f"horizon is {horizon!r} and every is {every!r}: give several horizons, or one and every"
                 )
-            return np.array(sorted({clock.span(each, "horizon") for each in horizon}))
-        end = clock.span(horizon, "horizon")
+            return np.array(sorted({span(each) for each in horizon}))
+        end = span(horizon)
         if every is None:
             return np.array([end])
-        step = clock.span(every, "every")
+        step = span(every, "every")
         count = int(np.floor(end / step * (1 + 1e-9)))
         if not count:
             raise ConfigError(f"every is {every!r} and the horizon {horizon!r}, which is less: give a longer horizon")
@@ -101,83 +100,24 @@ class SeriesRun:
         return np.array([step * (number + 1) for number in range(count)])
 
 
-class Forecast(NamedTuple):
-    """G forecasts, one of each series, time and channel, in this order.
-
-    names      the user's names of the group, if there is one, the time, the channel and the value
-    value      (G,) means
-    levels     of the quantiles
-    quantiles  (G, L)
-    samples    (G, n) of n paths drawn over all times and channels of a series together
-    """
-
-    names: tuple[str | None, str, str, str]
-    series: list[str]
-    time: list[str]
-    channel: list[str]
-    value: Floats
-    levels: Sequence[float]
-    quantiles: Floats
-    samples: Floats
-
-    def columns(self) -> dict[str, Sequence[Any]]:
-        """The columns of the table that `write` writes, by name."""
-        group, time, channel, value = self.names
-        labels = {} if group is None else {group: self.series}
-        found: dict[str, Sequence[Any]] = {**labels, time: self.time, channel: self.channel, value: self.value.tolist()}
-        found |= {f"q{level:g}": each.tolist() for level, each in zip(self.levels, self.quantiles.T, strict=True)}
-        return found | {f"sample_{n + 1}": each.tolist() for n, each in enumerate(self.samples.T)}
-
-    def frame(self) -> Any:
-        """The same as a frame of pandas."""
-        return _frame(self.columns())
-
-    def write(self, out: str | Path) -> None:
-        """A CSV. Raises RunError where a file exists."""
-        write_columns(self.columns(), out)
+# ---------------------------------------------------------------------- the table of an answer
 
 
-class Classes(NamedTuple):
-    """The classes of S series, or of their N steps.
-
-    names          the user's names of the group, if there is one, the time of steps, and the class
-    time           None where each series has a class
-    classes        names of the classes
-    probabilities  (G, C)
-    """
-
-    names: tuple[str | None, str, str]
-    series: list[str]
-    time: list[str] | None
-    classes: list[str]
-    probabilities: Floats
-
-    @property
-    def predicted(self) -> list[str]:
-        """(G,) the likeliest class of each."""
-        return [self.classes[number] for number in self.probabilities.argmax(-1)]
-
-    def columns(self) -> dict[str, Sequence[Any]]:
-        """The columns of the table that `write` writes, by name."""
-        group, time, name = self.names
-        labels: dict[str, Sequence[Any]] = {} if group is None else {group: self.series}
-        labels |= {} if self.time is None else {time: self.time}
-        each = {f"p_{c}": p.tolist() for c, p in zip(self.classes, self.probabilities.T, strict=True)}
-        return labels | {name: self.predicted} | each
-
-    def frame(self) -> Any:
-        """The same as a frame of pandas."""
-        return _frame(self.columns())
-
-    def write(self, out: str | Path) -> None:
-        """A CSV. Raises RunError where a file exists."""
-        write_columns(self.columns(), out)
-
-
-def _frame(columns: dict[str, Sequence[Any]]) -> Any:
+def answer_table(columns: Sequence[tuple[str | None, str | None, Any]]) -> Any:
+    """A frame of pandas of columns (user's name, usual name, cells): a usual name that the user has, too, gets an
+    underscore, and a column without either is left out."""
     import pandas
 
-    return pandas.DataFrame(columns)
+    made = {user: cells for user, _, cells in columns if user is not None}
+    order = []
+    for user, usual, cells in columns:
+        name = user if user is not None else usual
+        while user is None and name in made:
+            name = f"{name}_"
+        if name is not None:
+            made[name] = cells
+            order.append(name)
+    return pandas.DataFrame(made)[order]
 
 
 def require_absent(out: str | Path) -> Path:
@@ -188,15 +128,67 @@ def require_absent(out: str | Path) -> Path:
     return out
 
 
-def write_columns(columns: dict[str, Sequence[Any]], out: str | Path) -> None:
-    """A CSV. Raises RunError where a file exists."""
+def write_table(table: Any, out: str | Path, digits: str | None = "%.8g") -> None:
+    """A CSV of a frame of pandas. Raises RunError where a file exists."""
     out = require_absent(out)
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(columns)
-    rows = zip(*columns.values(), strict=True)
-    writer.writerows([f"{cell:.8g}" if isinstance(cell, float) else cell for cell in row] for row in rows)
-    write_atomic(out, text.getvalue().encode())
+    write_atomic(out, table.to_csv(index=False, float_format=digits, lineterminator="\n").encode())
+
+
+# ---------------------------------------------------------------------- what is asked
+
+
+def require_answerable(
+    run: SeriesRun, horizon: Any = None, quantiles: Sequence[float] = (), every: Any = None, samples: int = 0,
+    future: Any = None, seed: int = 0,
+) -> None:  # fmt: skip
+    """Raises ConfigError for options of `predict` that the run cannot serve, whatever the table."""
+    encoding, head = run.encoding, run.model.distribution
+    if horizon is None:
+        unused = {"every": every, "samples": samples or None, "future": future}
+        for name in (name for name, value in unused.items() if value is not None):
+            raise ConfigError(f"{name} is of forecasts, and no horizon was given: give one, or leave it out")
+        if encoding.task == "forecast":
+            raise ConfigError("the model forecasts: say how far with --horizon, such as --horizon 24h")
+        if encoding.classes and quantiles:
+            raise ConfigError("the model predicts classes, which have no quantiles: leave quantiles out")
+    else:
+        if encoding.task != "forecast":
+            raise ConfigError(f"the model's task is {encoding.task}, which has no horizon: leave horizon and every out")
+        run.horizons(horizon, every)
+        _require_future(encoding, future)
+    if samples < 0:
+        raise ConfigError(f"samples is {samples}: give the number of paths to draw, or 0 for none")
+    params = head.parameters(torch.zeros(1, head.size(1)))
+    if quantiles:
+        head.quantile(params, quantiles)
+    if samples:
+        head.sample(params, 1)
+
+
+def _require_future(encoding: Encoding, future: Any) -> None:
+    if encoding.future and future is None:
+        raise ConfigError(
+            f"the model reads {', '.join(encoding.future)}, which are known in advance: name the table that has "
+            "them at the times to forecast with --future FILE"
+        )
+    if future is not None and not encoding.future:
+        raise ConfigError("the model reads no known-future columns (data.future): leave --future out")
+
+
+def predict(run: SeriesRun, panel: Panel, horizon: Any = None, quantiles: Sequence[float] = (), **options: Any) -> Any:
+    """What the run's task predicts of a panel: forecasts at horizons, or numbers or classes of its steps or series.
+
+    Args:
+        run: The trained model.
+        panel: As run.read reads a table.
+        horizon: As in `forecast`.
+        quantiles: As in `forecast`.
+        **options: The others of `forecast`.
+    """
+    if horizon is not None:
+        return forecast(run, panel, horizon, quantiles=quantiles, **options)
+    require_answerable(run, horizon, quantiles, **options)
+    return at_steps(run, panel, quantiles)
 
 
 def forecast(
@@ -208,8 +200,9 @@ def forecast(
     samples: int = 0,
     future: Any = None,
     seed: int = 0,
-) -> Forecast:
-    """Forecasts of every series of the panel after its last step.
+) -> Any:
+    """Forecasts of every series of the panel after its last step: a frame of pandas, a row a series, time and channel,
+    with the user's names of groups, times and, of a long table, channels and values; the value is the mean.
 
     Means and quantiles are those of each time alone. Samples are paths over all times together, of which the sum of a
     day can be taken: each value that is drawn is read as an observation at its time before the next one is drawn, and
@@ -220,8 +213,8 @@ def forecast(
         panel: As run.read reads a table.
         horizon: How far, such as 24h, or a number in the unit of the column of times; or several.
         every: The step between the times that are forecast, up to the horizon; None: the horizon alone.
-        quantiles: Levels of the quantiles.
-        samples: Number of paths.
+        quantiles: Levels of the quantiles, each of which is a column q0.1.
+        samples: Number of paths, each of which is a column sample_1.
         future: File or frame with the known-future columns at the times that are forecast.
         seed: Of the paths.
 
@@ -229,71 +222,74 @@ def forecast(
         ConfigError: The model does not forecast, has no spread, or a duration cannot be read.
         DataError: `future` lacks a column, or a time of a series.
     """
-    model, encoding = run.model, run.encoding
-    if encoding.task != "forecast":
-        raise ConfigError(f"the model's task is {encoding.task}, which has no horizon: leave horizon and every out")
-    if samples < 0:
-        raise ConfigError(f"samples is {samples}: give the number of paths to draw, or 0 for none")
-    times = run.horizons(panel.clock, horizon, every)
-    steps = run.steps(panel)
+    require_answerable(run, horizon, quantiles, every, samples, future)
+    model, times, steps = run.model, run.horizons(horizon, every), run.steps(panel)
     at = np.r_[np.flatnonzero(steps.first.numpy())[1:], len(steps.first)] - 1
-    ahead = _ahead(run, panel, times, future)
+    ahead = None
+    if future is not None:
+        ahead = torch.from_numpy(ahead_of(run.data, run.encoding, panel, times, future))
     asked = torch.from_numpy(np.broadcast_to(times, (len(at), len(times))).copy())
-    params = ask(model, steps, at, asked, ahead, run.data.window).transpose(1, 2)  # (S, O, J, P)
-    head = model.distribution
-    spread = head.quantile(params.transpose(1, 2), quantiles).transpose(1, 2) if quantiles else params[..., :0]
-    size = params.shape[:3]
-    paths = torch.empty(*size, 0, dtype=torch.float64)
+    params = ask(model, steps, at, asked, ahead, run.data.window)  # (S, J, O, P)
+    paths: Sequence[Tensor] = ()
     if samples:
         generator = torch.Generator(model.output_scale.device).manual_seed(seed)
         drawn = draw_paths(model, steps, at, times.tolist(), ahead, run.data.window, samples, generator)
-        paths = drawn.permute(0, 3, 2, 1)  # (S, n, J, O) -> (S, O, J, n)
+        paths = drawn.unbind(1)  # each (S, J, O)
+    when = steps.time.numpy()[at][:, None] + times
+    return _table_of(run, panel, np.repeat(np.arange(len(at)), len(times)), when.ravel(), params, quantiles, paths)
+
+
+def _table_of(
+    run: SeriesRun, panel: Panel, series: np.ndarray, times: Floats, params: Tensor, quantiles: Sequence[float],
+    paths: Sequence[Tensor] = (),
+) -> Any:  # fmt: skip
+    """The table of G answers (..., O, P), of the series (G,) at the times (G,)."""
     _require_finite(params)
-    data, (series, outputs, count) = run.data, size
-    # by series, time and channel
-    rows: list[Tensor] = [each.transpose(1, 2).flatten(0, 2) for each in (spread, paths)]
-    value = head.mean(params.transpose(1, 2)).flatten()
-    which = np.repeat(np.arange(series), count * outputs)
-    last = steps.time.numpy()[at]
-    when = (last[:, None] + times).repeat(outputs, 1).flatten()
-    names = (data.group, data.time or "step", data.channel or "channel", data.value or "value")
-    if len(set(names)) < len(names):
-        raise ConfigError(f"the columns of the forecast would be {', '.join(map(str, names))}: rename the table's")
-    return Forecast(
-        names, [panel.names[s] for s in which], panel.clock.written(which.tolist(), when.tolist()),
-        encoding.target * (series * count), value.double().numpy(), tuple(quantiles), rows[0].double().numpy(),
-        rows[1].numpy(),
+    data, head, targets = run.data, run.model.distribution, run.encoding.target
+    parts = {"value": head.mean(params)}
+    if quantiles:
+        spread = head.quantile(params, quantiles).unbind(-1)
+        parts |= {f"q{level:g}": part for level, part in zip(quantiles, spread, strict=True)}
+    parts |= {f"sample_{number}": path for number, path in enumerate(paths, 1)}
+    return answer_table(
+        [
+            (data.group, None, np.repeat(np.array(panel.names, object)[series], len(targets))),
+            (data.time, "step", np.repeat(panel.clock.written(series.tolist(), times.tolist()), len(targets))),
+            (data.channel, "channel", targets * len(series)),
+            *((data.value if name == "value" else None, name, part.flatten().double().numpy())
+              for name, part in parts.items()),
+        ]
     )  # fmt: skip
 
 
-def at_steps(run: SeriesRun, panel: Panel, quantiles: Sequence[float] = ()) -> Forecast | Classes:
-    """What a regression or a classification predicts of the panel's steps, or of its series.
+def at_steps(run: SeriesRun, panel: Panel, quantiles: Sequence[float] = ()) -> Any:
+    """What a regression or a classification predicts of the panel's steps, or of its series: a frame of pandas as that
+    of `forecast`, or with the class and the probability of each, p_NAME.
 
     Raises ConfigError for a model that forecasts.
     """
-    data, encoding, model = run.data, run.encoding, run.model
-    if encoding.task == "forecast":
-        raise ConfigError("the model forecasts: say how far with --horizon, such as --horizon 24h")
-    if encoding.classes and quantiles:
-        raise ConfigError("the model predicts classes, which have no quantiles: leave quantiles out")
-    y = _answers(run, panel)
-    _require_finite(y)
-    step = np.arange(len(panel.times))
-    series = panel.series if len(y) == len(step) else np.arange(len(panel.names))
-    names, time = [panel.names[s] for s in series], data.time or "step"
-    written = panel.clock.written(panel.series.tolist(), panel.times.tolist()) if len(y) == len(step) else None
-    if encoding.classes:
-        p = y.softmax(-1).numpy()
-        return Classes((data.group, time, encoding.target[0]), names, written, encoding.classes, p)
-    assert written is not None
-    head, targets = model.distribution, len(encoding.target)
-    spread = head.quantile(y, quantiles) if quantiles else y[..., :0]
-    return Forecast(
-        (data.group, time, "channel", "value"), [name for name in names for _ in range(targets)],
-        [each for each in written for _ in range(targets)], encoding.target * len(step),
-        head.mean(y).flatten().numpy(), tuple(quantiles), spread.flatten(0, 1).numpy(),
-        np.empty((targets * len(step), 0)),
-    )  # fmt: skip
+    require_answerable(run, None, quantiles)
+    if not run.encoding.classes:
+        return _table_of(run, panel, panel.series, panel.times, _answers(run, panel), quantiles)
+    data, classes, p = run.data, run.encoding.classes, probabilities(run, panel)
+    each_step = run.encoding.label == "step"
+    series = panel.series if each_step else np.arange(len(panel.names))
+    time = panel.clock.written(panel.series.tolist(), panel.times.tolist()) if each_step else None
+    return answer_table(
+        [
+            (data.group, None, np.array(panel.names, object)[series]),
+            (data.time, "step", time) if each_step else (None, None, None),
+            (run.encoding.target[0], None, np.array(classes, object)[p.argmax(-1)]),
+            *((None, f"p_{name}", column) for name, column in zip(classes, p.T, strict=True)),
+        ]
+    )
+
+
+def probabilities(run: SeriesRun, panel: Panel) -> Floats:
+    """(N, C) those of the classes of the panel's steps, or (S, C) of its series."""
+    logits = _answers(run, panel)
+    _require_finite(logits)
+    return np.asarray(logits.softmax(-1).numpy())
 
 
 @torch.no_grad()
@@ -317,43 +313,9 @@ def _answers(run: SeriesRun, panel: Panel) -> Tensor:
     return found
 
 
-def predict(
-    run: SeriesRun, panel: Panel, horizon: Any = None, quantiles: Sequence[float] = (), **options: Any
-) -> Forecast | Classes:
-    """What the run's task predicts of a panel: forecasts at horizons, or numbers or classes of its steps or series.
-
-    Args:
-        run: The trained model.
-        panel: As run.read reads a table.
-        horizon: As in `forecast`.
-        quantiles: As in `forecast`.
-        **options: The others of `forecast`.
-    """
-    if horizon is None:
-        if unused := [name for name, value in options.items() if value]:
-            raise ConfigError(f"{unused[0]} is of forecasts, and no horizon was given: give one, or leave it out")
-        return at_steps(run, panel, quantiles)
-    return forecast(run, panel, horizon, quantiles=quantiles, **options)
-
-
 def _require_finite(answers: Tensor) -> None:
     if not bool(answers.isfinite().all()):
         raise NotFiniteError(
             "the predictions are not all finite: the training diverged, or the table has values far beyond those "
             "trained on. Train again with a lower training.optimizer.learning_rate"
         )
-
-
-def _ahead(run: SeriesRun, panel: Panel, times: Floats, future: Any) -> Tensor | None:
-    """(S, J, U) known-future columns at the times that are asked about."""
-    names = run.encoding.future
-    if not names:
-        if future is not None:
-            raise ConfigError("the model reads no known-future columns (data.future): leave --future out")
-        return None
-    if future is None:
-        raise ConfigError(
-            f"the model reads {', '.join(names)}, which are known in advance: name the table that has them at the "
-            "times to forecast with --future FILE"
-        )
-    return torch.from_numpy(ahead_of(run.data, run.encoding, panel, times, future))

@@ -13,6 +13,9 @@ from glissando.series.options import SeriesData
 from glissando.series.panel import Encoding, Panel
 from glissando.series.times import times as times_of
 
+#: roundings of float64 by which a time may differ
+_ROUNDINGS = 4 * np.finfo(np.float64).eps
+
 
 def ahead_of(data: SeriesData, encoding: Encoding, panel: Panel, after: np.ndarray, source: Any) -> np.ndarray:
     """(S, J, U) the columns of encoding.future, `after` (J,) each series' last step.
@@ -35,59 +38,66 @@ def ahead_of(data: SeriesData, encoding: Encoding, panel: Panel, after: np.ndarr
                 f"{', '.join(encoding.future)}"
             )
     values = np.stack([tables.numbers(table, name) for name in encoding.future], 1)
-    groups = None
-    if data.group is not None and data.group in table.columns:
-        found = tables.names(table, data.group, "group")
-        groups = [found.names[code] for code in found.codes.tolist()]
-    places: dict[tuple[str | None, Any], int] = {}
-    for row, moment in enumerate(_moments(data, encoding, table, groups)):
-        first = places.setdefault((None if groups is None else groups[row], moment), row)
-        if not np.array_equal(values[row], values[first], equal_nan=True):
-            raise DataError(
-                f"{table.place(row)} has the series and the time of {table.unit} {table.places[first]}, and other "
-                f"values of {', '.join(encoding.future)}: leave one of these rows out"
-            )
-    made = np.empty((len(panel.names), len(after), len(encoding.future)))
+    rows, moments = _rows_of(data, table, panel.names), None
+    if data.time is not None:
+        read = times_of(table, data.time, "date" if encoding.time_form == "date" else "number")
+        moments = read.origins(np.arange(table.height), encoding.time_form)
+    made = np.empty((len(panel.names), len(after), values.shape[1]))
     last = panel.times[panel.starts[1:] - 1]
     for s, name in enumerate(panel.names):
-        for j, time in enumerate(after):
-            key = _asked(encoding, panel, s, last[s] + time) if data.time is not None else round(float(time))
-            row = places.get((None if groups is None else name, key), -1)
-            if row < 0:
-                written = panel.clock.written([s], [last[s] + time])[0]
-                of = f" of {data.group} {name!r}" if groups is not None else ""
-                raise DataError(
-                    f"{table.source} has no row{of} at {data.time or 'step'} {written}, which is forecast: add it"
-                )
-            made[s, j] = values[row]
-            if (blank := np.flatnonzero(np.isnan(values[row]))).size:
-                raise DataError(
-                    f"{table.at(row, encoding.future[blank[0]])}: the value is missing, and is needed there: fill it in"
-                )
+        if moments is None:
+            asked, since, tolerance = after, np.arange(1.0, len(rows[s]) + 1), 0.0
+        else:
+            asked, (since, tolerance) = last[s] + after, _since(moments[rows[s]], panel.clock.origins[s], encoding)
+        order = np.argsort(since, kind="stable")
+        since, chosen = since[order], rows[s][order]
+        _require_agreement(encoding, table, since, chosen, values)
+        place = np.searchsorted((since[1:] + since[:-1]) / 2, asked)  # the nearest of each
+        near = np.abs(since[place] - asked) <= tolerance + _ROUNDINGS * asked if len(since) else asked < 0
+        if not near.all():
+            written = panel.clock.written([s], [last[s] + after[np.argmin(near)]])[0]
+            of = f" of {data.group} {name!r}" if data.group in table.columns else ""
+            raise DataError(
+                f"{table.source} has no row{of} at {data.time or 'step'} {written}, which is forecast: add it"
+            )
+        made[s] = values[chosen[place]]
+        for j, column in np.argwhere(np.isnan(made[s]))[:1]:
+            raise DataError(
+                f"{table.at(chosen[place[j]], encoding.future[column])}: the value is missing, and is needed there: "
+                "fill it in"
+            )
     return made
 
 
-def _moments(data: SeriesData, encoding: Encoding, table: tables.Table, groups: list[str] | None) -> list[Any]:
-    """The time of each row, exact, in a form that _asked has too."""
-    if data.time is None:
-        counts: dict[str | None, int] = {}
-        found = []
-        for row in range(table.height):
-            group = None if groups is None else groups[row]
-            counts[group] = counts.get(group, 0) + 1
-            found.append(counts[group])
-        return found
-    read = times_of(table, data.time, "date" if encoding.time_form == "date" else "number")
-    moments = read.origins(np.arange(table.height), encoding.time_form)
-    return [_key(encoding, moment) for moment in moments]
+def _rows_of(data: SeriesData, table: tables.Table, names: list[str]) -> list[np.ndarray]:
+    """The table's rows of each series: all of them where it has no groups."""
+    if data.group not in table.columns:
+        return [np.arange(table.height)] * len(names)
+    codes, found = tables.names(table, data.group, "group")
+    order = np.argsort(codes, kind="stable")
+    by_code = np.split(order, np.cumsum(np.bincount(codes, minlength=len(found)))[:-1])
+    by_name = dict(zip(found, by_code, strict=True))
+    return [by_name.get(name, order[:0]) for name in names]
 
 
-def _asked(encoding: Encoding, panel: Panel, series: int, time: float) -> Any:
-    origin, since = panel.clock.origins[series], Decimal(f"{time:.15g}")
-    if encoding.time_form == "date":
-        return int(origin) + round(since * 10**9)
-    return _key(encoding, (origin if isinstance(origin, Decimal) else Decimal(str(origin))) + since)
+def _since(moments: np.ndarray, origin: Any, encoding: Encoding) -> tuple[np.ndarray, float]:
+    """Moments since an origin, float64 differences of exact numbers, and by how much they may be rounded: integers are
+    exact, and what was computed with fractions is rounded as numbers of its size are."""
+    if moments.dtype.kind == "i" and isinstance(origin, int | np.integer):
+        return (moments - origin) / (1e9 if encoding.time_form == "date" else 1.0), 0.0
+    start = Decimal(str(origin))
+    since = np.array([float(Decimal(str(moment)) - start) for moment in moments])
+    return since, _ROUNDINGS * abs(float(start))
 
 
-def _key(encoding: Encoding, moment: Any) -> Any:
-    return int(moment) if encoding.time_form == "date" else Decimal(str(moment)).normalize()
+def _require_agreement(
+    encoding: Encoding, table: tables.Table, since: np.ndarray, rows: np.ndarray, values: np.ndarray
+) -> None:
+    """Raises DataError for two rows of one time with other values."""
+    one, next_ = values[rows[:-1]], values[rows[1:]]
+    other = (np.diff(since) == 0) & ((one != next_) & ~(np.isnan(one) & np.isnan(next_))).any(1)
+    for at in np.flatnonzero(other)[:1]:
+        raise DataError(
+            f"{table.place(rows[at + 1])} has the series and the time of {table.unit} {table.places[rows[at]]}, and "
+            f"other values of {', '.join(encoding.future)}: leave one of these rows out"
+        )

@@ -8,9 +8,10 @@ import numpy as np
 
 from glissando.series.options import SeriesData
 from glissando.series.panel import MISSING, SECONDS, Encoding, Panel
+from glissando.series.tables import counted
 
 #: a value is far if it lies more than this many robust deviations from its channel's median
-_FAR = 20.0
+FAR = 20.0
 #: a channel alternates if at least this part of its values differ from the one before, of two or three different ones
 _ALTERNATES = 0.9
 #: steps in which channels are compared at first
@@ -25,15 +26,17 @@ def described(data: SeriesData, encoding: Encoding, panel: Panel) -> list[str]:
     observed = np.concatenate([~np.isnan(panel.values), panel.codes != MISSING], 1)
     size = f"{len(panel.names):,} series of {lengths.min():,} to {lengths.max():,} steps, {lengths.sum():,} in all"
     if len(panel.names) == 1:
-        size = f"one series of {lengths[0]:,} steps" + ("" if data.group else " (no column names series: --data.group)")
+        size = f"one series of {counted(int(lengths[0]), 'step')}" + (
+            "" if data.group else " (no column names series: --data.group)"
+        )
     shares = [
         f"{name} {100 * (1 - share):.0f} %" for name, share in zip(channels, observed.mean(0), strict=True) if share < 1
     ]
     missing = f", {100 * (1 - observed.mean()):.1f} % of the cells missing" if shares else ", no cell missing"
     lines = [
-        f"{panel.source}: {size}; {_counted(len(channels), 'channel')}: {', '.join(channels[:20])}"
+        f"{panel.source}: {size}; {counted(len(channels), 'channel')}: {', '.join(channels[:20])}"
         + (", ..." if len(channels) > 20 else ""),
-        f"{int(observed.sum()):,} values{missing}"
+        f"{counted(int(observed.sum()), 'value')}{missing}"
         + (f": {', '.join(shares[:20])}" if len(channels) > 1 and shares else ""),
         _median_step(data, encoding, panel),
     ]
@@ -48,10 +51,6 @@ def described(data: SeriesData, encoding: Encoding, panel: Panel) -> list[str]:
         most = ", ".join(encoding.classes[:10]) + (", ..." if len(encoding.classes) > 10 else "")
         lines.append(f"{encoding.target[0]}: {len(encoding.classes)} classes, one for each {encoding.label}: {most}")
     return lines
-
-
-def _counted(count: int, what: str) -> str:
-    return f"{count:,} {what}{'s' * (count != 1)}"
 
 
 def _median_step(data: SeriesData, encoding: Encoding, panel: Panel) -> str:
@@ -123,21 +122,29 @@ def _uninformative(encoding: Encoding, panel: Panel) -> Iterator[str]:
         yield f"warning: {', '.join(names)}: {what}; name such a column in data.static, or leave it out"
 
 
+def robust(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """(K,) medians and robust deviations of columns (N, K), NaN where a value is missing; a deviation is infinite where
+    too few values are there to judge, or most of them are equal."""
+    made = np.array([np.zeros(values.shape[1]), np.full(values.shape[1], np.inf)])
+    for k, column in enumerate(values.T):
+        cells = column[~np.isnan(column)]
+        if len(cells) >= _PAIRS:
+            middle = np.median(cells)
+            made[:, k] = middle, 1.4826 * np.median(np.abs(cells - middle)) or np.inf
+    return made[0], made[1]
+
+
 def _far(data: SeriesData, encoding: Encoding, panel: Panel) -> Iterator[str]:
     """Values beyond twenty robust deviations."""
     step = "" if data.channel is None else "the step of "
+    middle, deviation = robust(panel.values)
+    distance = np.abs(panel.values - middle) / deviation
     for k, name in enumerate(encoding.columns):
-        rows = np.flatnonzero(~np.isnan(panel.values[:, k]))
-        if len(rows) < _PAIRS:
-            continue
-        cells = panel.values[rows, k]
-        middle = np.median(cells)
-        deviation = 1.4826 * np.median(np.abs(cells - middle))
-        far = np.abs(cells - middle) > _FAR * deviation
-        if deviation > 0 and far.any():
-            worst = int(np.argmax(np.abs(cells - middle)))
+        if count := int((distance[:, k] > FAR).sum()):
+            worst = int(np.nanargmax(distance[:, k]))
+            fitted = "" if encoding.task != "forecast" else "; the anchor is fitted without them"
             yield (
-                f"warning: {name!r} has {_counted(int(far.sum()), 'value')} beyond {_FAR:.0f} robust deviations "
-                f"({deviation:.4g}) of its median {middle:.6g}, the farthest {cells[worst]:g} in {step}{panel.unit} "
-                f"{panel.rows[rows[worst]]}: correct them, or leave them blank"
+                f"warning: {name!r} has {counted(count, 'value')} beyond {FAR:.0f} robust deviations "
+                f"({deviation[k]:.4g}) of its median {middle[k]:.6g}, the farthest {panel.values[worst, k]:g} in "
+                f"{step}{panel.unit} {panel.rows[worst]}: correct them, or leave them blank{fitted}"
             )

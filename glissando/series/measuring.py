@@ -9,9 +9,10 @@ import numpy as np
 
 from glissando.series.answers import Scored, answers, measured, scored
 from glissando.series.asking import rolling_answers, with_season
-from glissando.series.batches import Floats, Steps, Windows
+from glissando.series.batches import Floats, Ints, Steps, Windows
 from glissando.series.model import SeriesModel
 from glissando.series.panel import Encoding, Panel
+from glissando.series.scores import Answers
 
 
 class Rolling(NamedTuple):
@@ -22,9 +23,18 @@ class Rolling(NamedTuple):
     window: int
 
 
+def answered(model: SeriesModel, held: Windows, panel: Panel, rolling: Rolling | None = None) -> tuple[Answers, Ints]:
+    """Every scored answer about numbers, and the panel's step (N,) that each is about: of each step about the next, or
+    from rolling origins."""
+    if rolling is not None:
+        return rolling_answers(model, panel, held.steps, rolling.origins, rolling.window, rolling.horizon)
+    found, rows = answers(model, held)
+    return found if held.targets is None else with_season(found, panel, held.targets, panel.times[rows]), rows
+
+
 def measure(
     model: SeriesModel, held: Windows, panel: Panel, encoding: Encoding, trained: Steps | None = None,
-    pictures: Path | None = None, rolling: Rolling | None = None,
+    pictures: Path | None = None, found: tuple[Answers, Ints] | None = None,
 ) -> Scored:  # fmt: skip
     """Score the model by channel, and draw its pictures.
 
@@ -35,26 +45,18 @@ def measure(
         encoding: Of the run.
         trained: Steps of the training, by whose last values' errors MASE divides; None: no MASE.
         pictures: Directory of the pictures; None: none are drawn. Classes have none.
-        rolling: Forecasts from rolling origins in the place of each step's of the next.
+        found: What `answered` returns, where it is known.
     """
     if encoding.classes:
         return scored(model, held, encoding)
-    model.eval()
-    if rolling is not None:
-        found, rows = rolling_answers(model, panel, held.steps, rolling.origins, rolling.window, rolling.horizon)
-    else:
-        found, rows = answers(model, held)
-    if held.targets is None:
-        values = panel.target
-    else:
-        values = panel.values[:, held.targets]
-        found = found if rolling is not None else with_season(found, panel, held.targets, panel.times[rows])
+    made, rows = answered(model.eval(), held, panel) if found is None else found
+    values = panel.target if held.targets is None else panel.values[:, held.targets]
     naive = None if trained is None or held.targets is None else naive_errors(trained, held.targets)
-    result = measured(model, found, encoding, naive)
+    result = measured(model, made, encoding, naive)
     if pictures is not None and np.isfinite(result.loss) and values is not None:
         from glissando.series.pictures import draw  # matplotlib takes a second to import
 
-        draw(found, rows, panel, values, encoding.target, model.distribution, pictures)
+        draw(made, rows, panel, values, encoding.target, model.distribution, pictures)
     return result
 
 

@@ -17,6 +17,15 @@ def _names(value: Any) -> Any:
     return json.loads(value) if value.startswith("[") else [name.strip() for name in value.split(",")]
 
 
+def _task(value: Any) -> Any:
+    if value == "interpolate":
+        raise ValueError(
+            "expected 'forecast', 'regression' or 'classification', got 'interpolate': a forecast reads the past "
+            "alone, and nothing is filled in from both sides of a gap"
+        )
+    return value
+
+
 #: names of columns: a list, or a text with commas between, which `str` keeps the command line from reading as YAML
 Names = Annotated[list[str], BeforeValidator(_names), str]
 Unit = Literal["ns", "us", "ms", "s", "min", "h", "d", "w", "y"]
@@ -69,7 +78,7 @@ class SeriesData:
     static_path: str | None = None
     future: Names = field(default_factory=list)
     target: Names = field(default_factory=list)
-    task: Literal["forecast", "regression", "classification"] | None = None
+    task: Annotated[Literal["forecast", "regression", "classification"] | None, BeforeValidator(_task)] = None
     label: Literal["step", "series"] | None = None
     duplicates: Literal["error", "mean", "first", "last"] = "error"
     split: Literal["series", "future"] | None = None

@@ -18,7 +18,7 @@ import numpy as np
 from glissando.config import options
 from glissando.errors import ConfigError, DataError
 from glissando.series.options import SeriesData
-from glissando.series.tables import place
+from glissando.series.tables import counted, place
 
 #: seconds of a unit of time
 SECONDS = {
@@ -63,6 +63,10 @@ class Encoding:
     classes: list[str] = field(default_factory=list)
     time_form: Form = "row"
     unit: str = "row"
+
+    def clock(self, origins: np.ndarray | None = None) -> Clock:
+        """How times are written and spans are read, of series that begin at `origins`."""
+        return Clock(self.time_form, self.unit, np.empty(0) if origins is None else origins)
 
 
 class Clock(NamedTuple):
@@ -232,7 +236,7 @@ def parts(panel: Panel, data: SeriesData) -> tuple[Panel, Panel]:
     )
     lines = [*panel.report, line]
     if unseen := int((codes != valid.codes).sum() + (static_codes != valid.static_codes).sum()):
-        lines.append(f"{unseen:,} held-out values are of categories that are not trained on: unknown there")
+        lines.append(f"unknown where held out: {counted(unseen, 'value')} of categories that are not trained on")
     valid = valid._replace(codes=codes, static_codes=static_codes, report=lines)
     return train._replace(report=lines), valid
 

@@ -13,10 +13,10 @@ from glissando.errors import ConfigError, DataError
 from glissando.series import tables
 from glissando.series.inspection import described, warnings
 from glissando.series.options import SeriesData
-from glissando.series.panel import MISSING, UNKNOWN, Clock, Encoding, Label, Panel
+from glissando.series.panel import MISSING, UNKNOWN, Encoding, Label, Panel
 from glissando.series.roles import Roles, home, listed, roles
 from glissando.series.steps import Clash, merge, steps
-from glissando.series.tables import Names, Table
+from glissando.series.tables import Names, Table, counted
 
 
 def read_panel(data: SeriesData, source: Any = None, encoding: Encoding | None = None) -> tuple[Panel, Encoding]:
@@ -35,7 +35,8 @@ def read_panel(data: SeriesData, source: Any = None, encoding: Encoding | None =
     """
     if source is None and data.path is None:
         raise ConfigError("data.path is missing: name a CSV or Parquet file, or give a frame")
-    table = tables.read_table(data.path if source is None else source, data.delimiter)
+    source, option = (data.path, "data.path") if source is None else (source, "")
+    table = tables.read_table(source, data.delimiter, option)
     found = roles(data, table, encoding)
     reader = _Reader(data, table, found, encoding is not None)
     panel, fixed = reader.panel()
@@ -70,11 +71,10 @@ class _Reader:
         times = steps_.times
         first = steps_.places[steps_.starts[:-1]]
         origins = first * 0 if times is None else times.origins(first, fixed.time_form)
-        clock = Clock(fixed.time_form, fixed.unit, origins)
         panel = Panel(
             steps_.names, steps_.starts, steps_.since_first(), steps_.gaps(), values, codes, future, static,
-            static_codes, target, labels, self.table.places[steps_.places], np.ones(self.count, bool), clock, [],
-            self.table.source, self.table.unit,
+            static_codes, target, labels, self.table.places[steps_.places], np.ones(self.count, bool),
+            fixed.clock(origins), [], self.table.source, self.table.unit,
         )  # fmt: skip
         lines = [*described(data, fixed, panel), *self._changed(), *self.report]
         return panel._replace(report=[*lines, *warnings(data, fixed, panel)]), fixed
@@ -84,9 +84,9 @@ class _Reader:
         wanted = np.array([name in read for name in [*channels.names, ""]])[channels.codes]
         missing = wanted & self.table.columns[str(self.data.value)].missing
         if not self.is_new and (left := [name for name in channels.names if name not in read]):
-            self.report.append(f"{int((~wanted).sum()):,} rows of other channels are left out: {listed(left)}")
+            self.report.append(f"left out: {counted(int((~wanted).sum()), 'row')} of other channels, {listed(left)}")
         if missing.any():
-            self.report.append(f"{int(missing.sum()):,} rows without a value are left out")
+            self.report.append(f"left out: {counted(int(missing.sum()), 'row')} without a value")
         kept: np.ndarray = wanted & ~missing
         if not kept.any():
             raise DataError(f"{self.table.source} has no value of {listed(read)}: give a table with measurements")
@@ -149,7 +149,7 @@ class _Reader:
             what = repr(column) if channel is None else f"the channel {channel!r}"
             raise self._clash(error, rows, column, what) from None
         if found.repeated:
-            what = "cells" if channel is None else "measurements"
+            what = "cell" if channel is None else "measurement"
             repeated, most, unequal = self.merged.get(what, (0, 0, 0))
             self.merged[what] = (repeated + found.repeated, max(most, found.most), unequal + found.unequal)
         return found.values
@@ -162,9 +162,9 @@ class _Reader:
         of = "" if data.group is None else f" of {data.group} {str(table.columns[data.group].values[other]).strip()!r}"
         time = "" if data.time is None else f" at {data.time} {table.columns[data.time].values[other]}"
         fix = "correct one, or choose with --data.duplicates mean, first or last"
-        if data.group is None:
+        if data.group is None and not self.is_new:
             fix += "; if the table has several series, name the column that tells them apart with --data.group"
-        if data.channel is None and self.fixed.categorical:
+        if data.channel is None and self.fixed.categorical and not self.is_new:
             fix += "; if each row is one measurement, name the column that says of what with --data.channel"
         return DataError(
             f"{table.at(other, column)}: {what}{of}{time} is {values[other]}, and in {table.unit} {table.places[one]} "
@@ -179,11 +179,11 @@ class _Reader:
         index = {each: number + UNKNOWN + 1 for number, each in enumerate(known)}
         codes = np.array([*(index.get(each, UNKNOWN) for each in names), MISSING], np.int64)[raw]
         if not self.is_new:
-            self.report.append(f"{name!r} is read as one of {len(known):,} categories: {listed(known)}")
+            self.report.append(f"categories of {name!r}, {len(known):,} in all: {listed(known)}")
         elif unknown := int((codes == UNKNOWN).sum()):
             strange = [each for number, each in enumerate(names) if each not in index and (raw == number).any()]
             self.report.append(
-                f"{unknown:,} values of {name!r} are of categories unknown to the model: {listed(strange)}"
+                f"unknown to the model: {counted(unknown, 'value')} of {name!r}, such as {listed(strange)}"
             )
         return codes, known
 
@@ -275,7 +275,7 @@ class _Reader:
             )
         labels = np.array([*(known.get(each, -1) for each in found.names), -1], np.int64)[raw]
         if missing := int((labels < 0).sum()):
-            self.report.append(f"{missing:,} {'series' if label == 'series' else 'steps'} have no {name!r}: not scored")
+            self.report.append(f"not scored: {counted(missing, label)} without {name!r}")
         return None, labels, label, classes
 
     def _label_of(self, name: str, found: Names) -> Label:
@@ -305,19 +305,19 @@ class _Reader:
         """What was sorted and merged, and what the second table lacks."""
         lines, data = [], self.data
         if count := self.steps.unsorted:
-            hint = "" if data.group is not None else (
+            hint = "" if data.group is not None or self.is_new else (
                 "; if the table holds several series, name the column that tells them apart with --data.group"
             )  # fmt: skip
-            lines.append(f"{count:,} rows came after a later time of their series: sorted{hint}")
+            lines.append(f"sorted: {counted(count, 'row')} after a later time of the same series{hint}")
         for what, (repeated, most, unequal) in self.merged.items():
             by = ", ".join(n for n in (data.group, data.time, data.channel) if n is not None)
-            equal = "with equal values: merged" if not unequal else (
-                f"{unequal:,} of them with unequal values: merged by --data.duplicates {data.duplicates}"
+            equal = "with equal values" if not unequal else (
+                f"{unequal:,} with unequal values, by --data.duplicates {data.duplicates}"
             )  # fmt: skip
-            lines.append(f"{repeated:,} {what} repeat ({by}), up to {most:,} times, {equal}")
+            lines.append(f"merged: {counted(repeated, what)} of one ({by}), up to {most:,} rows each, {equal}")
         facts = self.roles.facts
         if facts is not None and data.group is not None:
             there = set(self._fact_rows[1].tolist())
             if absent := [name for number, name in enumerate(self.steps.names) if number not in there]:
-                lines.append(f"{len(absent):,} series have no row in {facts.source}: {listed(absent)}")
+                lines.append(f"without a row in {facts.source}: {counted(len(absent), 'series')}, {listed(absent)}")
         return lines

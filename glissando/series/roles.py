@@ -11,7 +11,7 @@ from glissando.errors import ConfigError, DataError, unknown_name
 from glissando.series import tables
 from glissando.series.options import SeriesData
 from glissando.series.panel import Encoding, Form, Task
-from glissando.series.tables import Names, Table
+from glissando.series.tables import Names, Table, counted
 from glissando.series.times import is_compact, time_form, zones
 
 #: a column of texts that is read without being named has at most this many categories, unless they repeat
@@ -45,7 +45,9 @@ _NEEDS = (
 def roles(data: SeriesData, table: Table, encoding: Encoding | None) -> Roles:
     """Raises UnknownNameError for a column that is not there, ConfigError for options that contradict each other."""
     _require_consistent(data)
-    facts = None if data.static_path is None else tables.read_table(data.static_path, data.delimiter)
+    facts = (
+        None if data.static_path is None else tables.read_table(data.static_path, data.delimiter, "data.static_path")
+    )
     report: list[str] = []
     for option in ("group", "time", "channel", "value"):
         if (name := getattr(data, option)) is not None:
@@ -144,8 +146,8 @@ def _clock(data: SeriesData, table: Table, encoding: Encoding | None, report: li
             )
         if named := zones(table, data.time):
             unnamed = table.height - named
-            others = f"; {unnamed:,} without one are read as UTC" if unnamed else ""
-            report.append(f"{named:,} times {data.time} name a time zone and are converted to UTC{others}")
+            others = f"; {unnamed:,} without a time zone, read as UTC" if unnamed else ""
+            report.append(f"converted to UTC: {counted(named, 'time')} {data.time} with a time zone{others}")
         return form, "s"
     return form, (encoding.unit if encoding is not None else data.time_unit or "s")
 
@@ -245,7 +247,7 @@ def _of_run(
         known = {*encoding.columns, *encoding.categorical}
         if other := [name for name in channels.names if name not in known]:
             rows = int(np.isin(channels.codes, [channels.names.index(name) for name in other]).sum())
-            report.append(f"{rows:,} rows of channels that the model does not read are left out: {listed(other)}")
+            report.append(f"left out: {counted(rows, 'row')} of channels that the model does not read, {listed(other)}")
     return Roles(facts, target, channels, encoding, report)
 
 

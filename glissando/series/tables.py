@@ -134,8 +134,10 @@ def place(source: str, unit: str, number: int) -> str:
 # ---------------------------------------------------------------------- files and frames
 
 
-def read_table(source: Any, delimiter: str = ",") -> Table:
+def read_table(source: Any, delimiter: str = ",", option: str = "") -> Table:
     """Every column of a CSV or Parquet file, or of a frame of pandas or polars.
+
+    option  the one that names the file, for the error where there is none
 
     Raises DataError for a file that is missing, empty, malformed or larger than the free memory, MissingExtraError for
     Parquet and polars without pyarrow.
@@ -145,7 +147,9 @@ def read_table(source: Any, delimiter: str = ",") -> Table:
     else:
         path = Path(source).expanduser()
         if not path.is_file():
-            raise DataError(f"there is no file {path}: give an existing CSV or Parquet file")
+            raise DataError(
+                f"there is no file {path}: give an existing CSV or Parquet file" + (option and f" with --{option} FILE")
+            )
         needed, free = _GROWTH * path.stat().st_size, available_bytes(torch.device("cpu"))
         if needed > free:
             raise DataError(
@@ -201,7 +205,8 @@ def _lines(path: Path, delimiter: str) -> tuple[list[str], list[int]]:
                     lines.append(reader.line_num)
                 elif row:
                     raise DataError(
-                        f"{path}, line {reader.line_num} has {len(row)} values, and line 1 names {len(names)} columns: "
+                        f"{path}, line {reader.line_num} has {counted(len(row), 'value')}, and line 1 names "
+                        f"{counted(len(names), 'column')}: "
                         f"correct the line, or name another --data.delimiter than {delimiter!r}"
                     )
         except csv.Error as error:
@@ -306,6 +311,11 @@ def numbers(table: Table, name: str, among: np.ndarray | None = None, fix: str =
 def plain(value: Any) -> str:
     """A cell as an error shows it."""
     return repr(value.item() if isinstance(value, np.generic) else value)
+
+
+def counted(count: int, what: str) -> str:
+    """1 value, 1,000 values, 2 series."""
+    return f"{count:,} {what}{'s' * (count != 1 and not what.endswith('series'))}"
 
 
 def _is_missing(value: Any) -> bool:

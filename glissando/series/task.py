@@ -18,6 +18,7 @@ from glissando.errors import ConfigError, DivergenceError
 from glissando.runs import Run
 from glissando.series.answers import call, scored, standard
 from glissando.series.batches import Batch, Scales, Steps, Windows, require_near, scales
+from glissando.series.inspection import FAR, robust
 from glissando.series.measuring import measure
 from glissando.series.model import SeriesConfig, SeriesModel
 from glissando.series.options import SeriesData
@@ -246,14 +247,22 @@ def build(options: Mapping[str, Any], prepared: Prepared) -> SeriesModel:
 
 
 def fit_anchor(model: SeriesModel, train: Windows) -> None:
-    """Solve for the anchor by all questions of an epoch."""
+    """Solve for the anchor by all questions of an epoch, without those of which an answer, or what is known, is beyond
+    FAR robust deviations: the square of one such value would outweigh all others."""
     steps, asked = train.steps, train.asked()
     known = type(steps.known)(*(part[asked.at].unsqueeze(0) for part in steps.known))
     mean, scale = model.output_mean.double().cpu(), model.output_scale.double().cpu()
+    middle, deviation = (torch.from_numpy(part) for part in robust(steps.values.numpy()))
+    centre, unit = model.input_mean.double().cpu(), model.input_scale.double().cpu()
+    reach, middles = FAR * deviation / unit, (middle - centre) / unit
+    far = [((part - middles).abs() > reach) & known.ever for part in (known.value, known.mean)]
+    wrong = (far[0] | far[1]).any(-1)[0, :, None] | (
+        (asked.target - middle[train.targets]).abs() > FAR * deviation[train.targets]
+    )
     model.fit_anchor(
         known,
         (asked.horizon / model.time_scale.double().cpu()).unsqueeze(0),
-        ((asked.target - mean) / scale).unsqueeze(0),
+        ((asked.target - mean) / scale).masked_fill(wrong, torch.nan).unsqueeze(0),
         steps.static[steps.series[asked.at]],
         steps.static_codes[steps.series[asked.at]],
         None if asked.ahead is None else asked.ahead.unsqueeze(0),
