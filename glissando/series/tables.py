@@ -135,13 +135,15 @@ def place(source: str, unit: str, number: int) -> str:
 
 
 def read_table(source: Any, delimiter: str = ",", option: str = "") -> Table:
-    """Every column of a CSV or Parquet file, or of a frame of pandas or polars.
+    """Every column of a CSV or Parquet file, or of a frame of pandas or polars; a table that was read as it is.
 
     option  the one that names the file, for the error where there is none
 
     Raises DataError for a file that is missing, empty, malformed or larger than the free memory, MissingExtraError for
     Parquet and polars without pyarrow.
     """
+    if isinstance(source, Table):
+        return source
     if not isinstance(source, str | Path):
         table = _of_frame("frame", _frame(source))
     else:

@@ -1,0 +1,554 @@
+"""Tables -> a log of events: the columns by their roles, steps in the order of time, and the lines of the report."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from glissando.errors import ConfigError, DataError, unknown_name
+from glissando.events.log import FIRST, NONE, UNKNOWN, EventEncoding, EventLog
+from glissando.events.options import EventsData
+from glissando.series import tables
+from glissando.series.inspection import duration
+from glissando.series.options import SeriesData
+from glissando.series.panel import MISSING, Clock, Panel
+from glissando.series.reading import read_panel
+from glissando.series.steps import Clash, merge
+from glissando.series.tables import Column, Table
+from glissando.series.times import Times, time_form, times
+
+#: without a column of kinds, every event has this one
+EVENT = "event"
+#: a resolution below this part of the median gap changes a likelihood by less than a millionth: times are then exact
+_FINE = 1e-3
+#: days that dates span before the time of the day and the week is read
+_CLOCK_DAYS = 2.0
+#: an option -> one that it needs
+_NEEDS = (
+    ("static_path", "group"), ("values_path", "group"), ("channel", "values_path"), ("columns", "values_path"),
+    ("channel", "value"), ("value", "channel"), ("inputs", "kind"),
+)  # fmt: skip
+#: cells of a column of a table, and what stands for a missing one -> those of steps or series
+_Placed = Callable[[str, np.ndarray, Any], np.ndarray]
+#: order of what happens at one time
+_EVENT, _INPUT, _VALUES, _START = range(4)
+
+
+def read_events(
+    data: EventsData, source: Any = None, encoding: EventEncoding | None = None
+) -> tuple[EventLog, EventEncoding]:
+    """The events of a table, and what its columns mean to a model.
+
+    Args:
+        data: Which column is what.
+        source: A file, or a frame of pandas or polars, in the place of data.path.
+        encoding: That of a run, for new tables; an event of a kind that it does not know is counted, read as unknown
+            and not predicted. Without it, the table says what its columns mean.
+
+    Raises:
+        DataError: A value cannot be used; the message has the file, the line and the column.
+        UnknownNameError: There is no such column or kind.
+        ConfigError: Options contradict each other.
+    """
+    if source is None and data.path is None:
+        raise ConfigError("data.path is missing: name a CSV or Parquet file, or give a frame")
+    if data.time is None:
+        raise ConfigError("data.time is missing: name the column with the time of each event")
+    for option, needed in _NEEDS:
+        if getattr(data, option) and not getattr(data, needed):
+            raise ConfigError(f"data.{option} needs data.{needed}: name that too, or leave data.{option} out")
+    table = tables.read_table(data.path if source is None else source, data.delimiter)
+    facts = None if data.static_path is None else tables.read_table(data.static_path, data.delimiter)
+    for option in ("group", "time", "kind"):
+        if (name := getattr(data, option)) is not None and name not in table.columns:
+            raise unknown_name(f"column of {table.source} (data.{option})", name, table.columns)
+    if facts is not None and data.group not in facts.columns:
+        raise unknown_name(f"column of {facts.source} (data.group)", str(data.group), facts.columns)
+    return _Reader(data, table, facts, encoding).log()
+
+
+class _Steps(NamedTuple):
+    """Steps to be sorted.
+
+    row     of the table; -1 of what is no event
+    value   the row of Panel.values; -1 of what is none
+    raw     the index of the kind in the table; -1
+    """
+
+    series: np.ndarray
+    ticks: np.ndarray
+    rank: np.ndarray
+    code: np.ndarray
+    raw: np.ndarray
+    row: np.ndarray
+    value: np.ndarray
+
+    def at(self, index: np.ndarray) -> _Steps:
+        return _Steps(*(part[index] for part in self))
+
+
+class _Line(NamedTuple):
+    """Ticks on one line of time: origin + ticks / per is a time in the user's table.
+
+    origin  an integer of ticks; 0 of floats
+    """
+
+    origin: int
+    per: int
+
+    def origins(self, ticks: np.ndarray, form: str) -> np.ndarray:
+        """Times as Clock has them."""
+        if ticks.dtype.kind == "f":
+            return ticks
+        whole = np.array([self.origin + int(tick) for tick in ticks], object)
+        return Times(whole, self.per).origins(np.arange(len(ticks)), form)
+
+
+class _Moments(NamedTuple):
+    """A time (S,) of each series, where it has one."""
+
+    ticks: np.ndarray
+    known: np.ndarray
+
+    @classmethod
+    def of(cls, ticks: np.ndarray, series: np.ndarray, count: int) -> _Moments:
+        made, known = np.zeros(count, ticks.dtype), np.zeros(count, bool)
+        made[series], known[series] = ticks, True
+        return cls(made, known)
+
+
+class _Reader:
+    def __init__(self, data: EventsData, table: Table, facts: Table | None, encoding: EventEncoding | None) -> None:
+        self.data, self.table, self.facts, self.known = data, table, facts, encoding
+        self.report: list[str] = []
+        form = encoding.time_form if encoding is not None else data.time_format or time_form(table, str(data.time))
+        if form == "date" and data.time_unit not in (None, "s"):
+            raise ConfigError(f"data.time_unit is {data.time_unit}, and the times {data.time} are dates: leave it out")
+        unit = "s" if form == "date" else encoding.unit if encoding is not None else data.time_unit or "s"
+        self.fixed = replace(encoding or EventEncoding(), time_form=form, unit=unit)
+        codes, self.names = np.zeros(table.height, np.int64), [""]
+        if data.group is not None:
+            codes, self.names = tables.names(table, data.group, "group")
+        self.series, self.index = codes, {name: number for number, name in enumerate(self.names)}
+        # A series without an event is one, too, where the second table says when its observation starts or ends.
+        if facts is not None and data.start is not None and {data.start, data.end} & facts.columns.keys():
+            for name in tables.names(facts, str(data.group), "group").names:
+                self.index.setdefault(name, len(self.index))
+            self.names = list(self.index)
+
+    def log(self) -> tuple[EventLog, EventEncoding]:
+        data = self.data
+        start, end = self._moments("start"), self._moments("end")
+        values, measured = self._values()
+        read = [times(self.table, str(data.time), self._form), measured, start[0], end[0]]
+        (ticks, of_values, of_start, of_end), line = _common(read)
+        since, until = (
+            _Moments.of(each, series, len(self.names)) for each, (_, series) in ((of_start, start), (of_end, end))
+        )
+        codes, raw = self._kinds(ticks, since, until)
+        steps = self._merged(self._event_steps(ticks, codes, raw))
+        steps = _joined([steps, self._value_steps(values, of_values), _start_steps(since)])
+        return self._made(self._within(steps, since, until), since, until, line, values)
+
+    @property
+    def _form(self) -> Any:
+        return "date" if self.fixed.time_form == "date" else "number"
+
+    # ---------------------------------------------------------------------- times
+
+    def _moments(self, option: str) -> tuple[Times, np.ndarray]:
+        """The times of data.start or data.end, and the series of each."""
+        text: str | None = getattr(self.data, option)
+        if text is None:
+            return Times(np.empty(0, np.int64), 1), np.empty(0, np.int64)
+        home = next((each for each in (self.facts, self.table) if each is not None and text in each.columns), None)
+        if home is None:
+            single = Table(f"--data.{option}", {text: Column(np.array([text], object))}, np.ones(1, np.int64), "row")
+            try:
+                found = times(single, text, self._form)
+            except DataError as error:
+                raise ConfigError(
+                    f"data.{option} is {text!r}, which is neither a column of "
+                    f"{' or '.join(each.source for each in (self.table, self.facts) if each is not None)} nor a "
+                    f"{self._form}: name a column, or give a time as those in {self.data.time!r}"
+                ) from error
+            every = np.arange(len(self.names))
+            return Times(np.repeat(found.ticks, len(every)), found.per), every
+        kept = np.flatnonzero(~home.columns[text].missing)
+        home = Table(
+            home.source, {text: Column(home.columns[text].values[kept])}, home.places[kept], home.unit
+        )  # fmt: skip
+        found, series = times(home, text, self._form), self._series_of(self.facts or self.table, kept)
+        order = np.argsort(series, kind="stable")
+        order = order[series[order] >= 0]
+        first = order[np.diff(series[order], prepend=-1) > 0]
+        position = np.searchsorted(series[first], series[order])
+        if (unequal := np.flatnonzero(found.ticks[order] != found.ticks[first][position])).size:
+            row, before = order[unequal[0]], first[position[unequal[0]]]
+            cells = home.columns[text].values
+            raise DataError(
+                f"{home.at(row, text)}: data.{option} of {self.names[series[row]]!r} is {cells[row]}, and in {home.unit} "
+                f"{home.places[before]} it is {cells[before]}: a series has one, correct the table"
+            )
+        return Times(found.ticks[first], found.per), series[first]
+
+    def _series_of(self, table: Table, rows: np.ndarray) -> np.ndarray:
+        """The series of these rows of a table; -1 of one that is not read."""
+        if table is self.table:
+            return self.series[rows]
+        groups = tables.names(table, str(self.data.group), "group")
+        return np.array([self.index.get(name, -1) for name in groups.names])[groups.codes[rows]]
+
+    # ---------------------------------------------------------------------- events
+
+    def _kinds(self, ticks: np.ndarray, since: _Moments, until: _Moments) -> tuple[np.ndarray, np.ndarray]:
+        """(R,) the code of each row's kind, and the index of its name."""
+        data, table = self.data, self.table
+        raw, names = np.zeros(table.height, np.int64), [EVENT]
+        if data.kind is not None:
+            raw, names = tables.names(table, data.kind, "kind")
+        if self.known is None:
+            if strange := [name for name in data.inputs if name not in names]:
+                raise unknown_name(f"kind of {table.source}, column {data.kind!r}", strange[0], names)
+            after = ~since.known[self.series] | (ticks > since.ticks[self.series])
+            before = ~until.known[self.series] | (ticks <= until.ticks[self.series])
+            counts = np.bincount(raw[after & before], minlength=len(names))
+            predicted = [n for n in np.argsort(-counts, kind="stable") if counts[n] and names[n] not in data.inputs]
+            kinds = [names[n] for n in predicted]
+            inputs = [*data.inputs, *(name for name in names if name not in {*kinds, *data.inputs})]
+            if not kinds:
+                raise DataError(
+                    f"{table.source} has no event to predict: all are of data.inputs, before data.start or after data.end"
+                )
+            if others := inputs[len(data.inputs) :]:
+                self.report.append(f"read and not predicted, as none is between start and end: {_listed(others)}")
+            self.fixed = replace(self.fixed, kinds=kinds, inputs=inputs)
+        place = {name: FIRST + n for n, name in enumerate([*self.fixed.kinds, *self.fixed.inputs])}
+        codes = np.array([place.get(name, UNKNOWN) for name in names], np.int64)[raw]
+        if unknown := int((codes == UNKNOWN).sum()):
+            strange = [name for name in names if name not in place]
+            self.report.append(
+                f"{unknown:,} events of kinds that training does not know are read as unknown and not scored: "
+                f"{_listed(strange)}"
+            )
+        return codes, raw
+
+    def _event_steps(self, ticks: np.ndarray, codes: np.ndarray, raw: np.ndarray) -> _Steps:
+        is_predicted = (codes >= FIRST) & (codes < FIRST + len(self.fixed.kinds))
+        rank = np.where(is_predicted, _EVENT, _INPUT)
+        rows = np.arange(len(ticks))
+        return _Steps(self.series, ticks, rank, codes, raw, rows, np.full(len(ticks), -1))
+
+    def _merged(self, steps: _Steps) -> _Steps:
+        """Events of one series, time and kind as one."""
+        order = np.lexsort((steps.raw, steps.ticks, steps.series))
+        sorted_ = steps.at(order)
+        repeats = np.zeros(len(order), bool)
+        repeats[1:] = np.logical_and.reduce(
+            [part[1:] == part[:-1] for part in (sorted_.series, sorted_.ticks, sorted_.raw)]
+        )
+        if count := int(repeats.sum()):
+            marks = ", with the marks of the first" if self.data.marks else ""
+            by = ", ".join(name for name in (self.data.group, self.data.time, self.data.kind) if name is not None)
+            self.report.append(f"{count:,} events repeat another ({by}): merged{marks}")
+        earlier = np.diff(steps.ticks) < 0
+        if count := int((earlier & (np.diff(steps.series) == 0)).sum()):
+            self.report.append(f"{count:,} rows came after a later time of their series: sorted")
+        return sorted_.at(np.flatnonzero(~repeats))
+
+    def _within(self, steps: _Steps, since: _Moments, until: _Moments) -> _Steps:
+        """Sorted steps of the series that are observed, up to the end of each."""
+        series, count = steps.series, len(self.names)
+        kept = ~until.known[series] | (steps.ticks <= until.ticks[series])
+        if late := int((~kept & (steps.row >= 0)).sum()):
+            self.report.append(f"{late:,} events after the end of observation (data.end) are left out")
+        ends_first = since.known & until.known & (until.ticks <= since.ticks)
+        if wrong := np.flatnonzero(ends_first).tolist():
+            self.report.append(
+                f"{len(wrong):,} series whose observation ends at or before its start are left out: "
+                f"{_listed([self.names[s] for s in wrong])}"
+            )
+        unbegun = np.zeros(count, bool)
+        if self.data.start is not None and (unbegun := ~since.known).any():
+            self.report.append(
+                f"{int(unbegun.sum()):,} series without data.start are left out: "
+                f"{_listed([self.names[s] for s in np.flatnonzero(unbegun)])}"
+            )
+        kept &= ~(ends_first | unbegun)[series]
+        kept &= (np.bincount(series[kept & (steps.rank != _VALUES)], minlength=count) > 0)[series]
+        steps = steps.at(np.flatnonzero(kept))
+        return steps.at(np.lexsort((steps.raw, steps.code, steps.rank, steps.ticks, steps.series)))
+
+    # ---------------------------------------------------------------------- values and facts
+
+    def _values(self) -> tuple[Panel | None, Times]:
+        """The table of values, and the times of its steps."""
+        data = self.data
+        if data.values_path is None:
+            return None, Times(np.empty(0, np.int64), 1)
+        table = tables.read_table(data.values_path, data.delimiter)
+        options = SeriesData(
+            group=data.group, time=data.time, time_format=self._form, time_unit=data.time_unit, channel=data.channel,
+            value=data.value, columns=data.columns, task="forecast", duplicates="mean", delimiter=data.delimiter,
+        )  # fmt: skip
+        panel, encoding = read_panel(options, table, None if self.known is None else self.known.values)
+        if encoding.categorical:
+            raise ConfigError(
+                f"{data.values_path}: {', '.join(encoding.categorical)} holds texts, and values are numbers: name the "
+                "others in data.columns"
+            )
+        self.fixed = replace(self.fixed, values=encoding)
+        self.report += [line for line in panel.report if "read in" not in line]
+        read = times(table, str(data.time), self._form)
+        return panel, Times(read.ticks[np.searchsorted(table.places, panel.rows)], read.per)
+
+    def _value_steps(self, panel: Panel | None, ticks: np.ndarray) -> _Steps:
+        if panel is None:
+            return _blank(np.empty(0, np.int64), ticks, _VALUES)
+        series = np.array([self.index.get(name, -1) for name in panel.names])[panel.series]
+        if left := sum(name not in self.index for name in panel.names):
+            self.report.append(f"{left:,} series of {panel.source} are not among the events: left out")
+        kept = np.flatnonzero(series >= 0)
+        return _blank(series[kept], ticks[kept], _VALUES)._replace(value=kept)
+
+    def _facts(self, chosen: np.ndarray) -> tuple[np.ndarray, np.ndarray, list[str], dict[str, list[str]]]:
+        """Static columns of the chosen series: numbers, codes, and the names of both."""
+        data, fixed = self.data, self.fixed
+        homes = {
+            name: next((each for each in (self.facts, self.table) if each is not None and name in each.columns), None)
+            for name in data.static
+        }
+        for name, home in homes.items():
+            if home is None:
+                known = {**self.table.columns, **({} if self.facts is None else self.facts.columns)}
+                where = " or ".join(each.source for each in (self.table, self.facts) if each is not None)
+                raise unknown_name(f"column of {where} (data.static)", name, known)
+
+        def fact(name: str, cells: np.ndarray, missing: Any) -> np.ndarray:
+            home = homes[name]
+            assert home is not None
+            series = self._series_of(home, np.arange(home.height))
+            rows = np.argsort(series, kind="stable")
+            rows = rows[series[rows] >= 0]
+            try:
+                return merge(cells[rows], series[rows], len(self.names), missing).values[chosen]
+            except Clash as error:
+                one, other = rows[error.first], rows[error.second]
+                values = home.columns[name].values
+                raise DataError(
+                    f"{home.at(other, name)}: {name!r} is static, and {values[other]} of {self.names[series[other]]!r} "
+                    f"was {values[one]} in {home.unit} {home.places[one]}: correct one, or leave it out of data.static"
+                ) from None
+
+        return self._columns(
+            [(name, home) for name, home in homes.items() if home is not None], len(chosen), fact,
+            fixed.static, fixed.static_categories,
+        )  # fmt: skip
+
+    def _marks(self, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray, list[str], dict[str, list[str]]]:
+        """Marks of the steps, -1 in `rows` where a step is no event."""
+        for name in self.data.marks:
+            if name not in self.table.columns:
+                raise unknown_name(f"column of {self.table.source} (data.marks)", name, self.table.columns)
+
+        def mark(name: str, cells: np.ndarray, missing: Any) -> np.ndarray:
+            return np.where(rows >= 0, cells[rows], missing)
+
+        columns = [(name, self.table) for name in self.data.marks]
+        return self._columns(columns, len(rows), mark, self.fixed.marks, self.fixed.mark_categories)
+
+    def _columns(
+        self, columns: Sequence[tuple[str, Table]], count: int, place: _Placed, numeric: list[str],
+        known: dict[str, list[str]],
+    ) -> tuple[np.ndarray, np.ndarray, list[str], dict[str, list[str]]]:  # fmt: skip
+        """Numbers and codes of columns, by steps or series as `place` puts them, and which are which; a run knows."""
+        if self.known is None:
+            texts = [n for n, home in columns if n in self.data.categorical or not home.columns[n].is_numeric]
+            numeric, known = [n for n, _ in columns if n not in texts], {n: [] for n in texts}
+        homes = dict(columns)
+        if absent := [name for name in (*numeric, *known) if name not in homes]:
+            raise DataError(
+                f"there is no column {absent[0]!r} in {self.table.source}, and the model reads it: add it, blank where "
+                "nothing is known"
+            )
+        numbers = [place(name, tables.numbers(homes[name], name), np.nan) for name in numeric]
+        codes, categories = [], {}
+        for name, before in known.items():
+            found = tables.names(homes[name], name)
+            raw = place(name, found.codes, -1)
+            counts = np.bincount(raw[raw >= 0], minlength=len(found.names))
+            if self.known is None:
+                before = [found.names[n] for n in np.argsort(-counts, kind="stable") if counts[n]]
+            categories[name] = before
+            index = {each: number + UNKNOWN + 1 for number, each in enumerate(before)}
+            codes.append(np.array([*(index.get(each, UNKNOWN) for each in found.names), MISSING], np.int64)[raw])
+            if unknown := int((codes[-1] == UNKNOWN).sum()):
+                self.report.append(f"{unknown:,} values of {name!r} are of categories unknown to the model")
+        return _stacked(numbers, count, np.float64), _stacked(codes, count, np.int64), numeric, categories
+
+    # ---------------------------------------------------------------------- the log
+
+    def _made(
+        self, steps: _Steps, since: _Moments, until: _Moments, line: _Line, panel: Panel | None
+    ) -> tuple[EventLog, EventEncoding]:
+        present, series = np.unique(steps.series, return_inverse=True)
+        if not len(present):
+            raise DataError(f"{self.table.source} has no series to read: see data.start and data.end")
+        starts = np.searchsorted(series, np.arange(len(present) + 1)).astype(np.int64)
+        first, last = steps.ticks[starts[:-1]], steps.ticks[starts[1:] - 1]
+        begin = np.where(since.known[present], since.ticks[present], first)
+        end = np.where(until.known[present], until.ticks[present], last)
+        scored = (steps.rank == _EVENT) & (steps.ticks > begin[series])
+        gaps = np.diff(steps.ticks, prepend=steps.ticks[:1]).astype(np.float64) / line.per
+        gaps[starts[:-1]] = 0.0
+        marks, mark_codes, mark_names, mark_categories = self._marks(steps.row)
+        static, static_codes, static_names, static_categories = self._facts(present)
+        values = np.full((len(series), 0 if panel is None else panel.values.shape[1]), np.nan)
+        if panel is not None:
+            values[steps.value >= 0] = panel.values[steps.value[steps.value >= 0]]
+        clock = Clock(self.fixed.time_form, self.fixed.unit, line.origins(first, self.fixed.time_form))
+        if self.known is None:
+            tied = scored[1:] & scored[:-1] & (gaps[1:] == 0) & (series[1:] == series[:-1])
+            days = 0.0 if self._form != "date" else float(steps.ticks.max() - steps.ticks.min()) / 86400e9
+            self.fixed = replace(
+                self.fixed, marks=mark_names, mark_categories=mark_categories, static=static_names,
+                static_categories=static_categories, ties=bool(tied.any()), clock=days > _CLOCK_DAYS,
+                resolution=self._resolution(steps, end, until, line, clock, gaps[scored & (gaps > 0)]),
+            )  # fmt: skip
+        rows = np.where(steps.row >= 0, self.table.places[steps.row], 0)
+        log = EventLog(
+            [self.names[s] for s in present], starts, (steps.ticks - first[series]) / line.per, gaps, steps.code, scored,
+            marks, mark_codes, values, static, static_codes, (begin - first) / line.per, (end - first) / line.per,
+            until.known[present], self._phases(steps.ticks, line), rows, clock, [], self.table.source, self.table.unit,
+        )  # fmt: skip
+        return log._replace(report=[*described(log, self.fixed, self.data), *self.report]), self.fixed
+
+    def _phases(self, ticks: np.ndarray, line: _Line) -> np.ndarray:
+        """Fractions of the day and of the week, which begins on Monday, in UTC."""
+        made = np.zeros((len(ticks), 2))
+        if self._form == "date":
+            for column, (days, shift) in enumerate(((1, 0), (7, 3))):
+                period = days * 86400 * 10**9
+                made[:, column] = (ticks + (line.origin + shift * 86400 * 10**9) % period) % period / period
+        return made
+
+    def _resolution(
+        self, steps: _Steps, end: np.ndarray, until: _Moments, line: _Line, clock: Clock, waits: np.ndarray
+    ) -> float:
+        """The unit that times are rounded to, in the unit of the times: data.resolution, or what all are multiples of."""
+        text = self.data.resolution
+        if text is not None:
+            return 0.0 if text.strip() in ("0", "0.0") else clock.span(text, "data.resolution")
+        if steps.ticks.dtype.kind == "f" or not len(waits):
+            return 0.0
+        known = end[until.known[np.unique(steps.series)]]
+        apart = np.r_[steps.ticks[steps.row >= 0], known]
+        found = float(math.gcd(*np.unique(apart - apart[0]).tolist())) / line.per
+        return found if found >= _FINE * float(np.median(waits)) else 0.0
+
+
+def described(log: EventLog, encoding: EventEncoding, data: EventsData) -> list[str]:
+    """What was read: series, events by kind, ties, resolution, the median gap, and how much is censored."""
+    scored, names = log.scored, encoding.kinds
+    counts = np.bincount(log.codes[scored] - FIRST, minlength=len(names))
+    kinds = ", ".join(f"{name} {count:,}" for name, count in list(zip(names, counts, strict=True))[:12])
+    lines = [
+        f"{log.source}: {_counted(len(log.names), 'series')}, {_counted(int(scored.sum()), 'event')} of "
+        f"{_counted(len(names), 'kind')} to predict: {kinds}{', ...' if len(names) > 12 else ''}"
+    ]
+    is_event = log.codes != NONE
+    if before := int((is_event & ~scored & (log.codes < FIRST + len(names)) & (log.codes >= FIRST)).sum()):
+        why = "at the start of their series" if data.start is None else f"at or before data.start ({data.start})"
+        lines.append(f"{_counted(before, 'event')} {why}: read, and not predicted")
+    inputs = np.bincount(log.codes, minlength=encoding.codes)[FIRST + len(names) :]
+    if encoding.inputs:
+        each = ", ".join(f"{name} {count:,}" for name, count in zip(encoding.inputs, inputs, strict=True))
+        lines.append(f"read, and not predicted: {each}")
+    later = np.ones(len(log.times), bool)
+    later[log.starts[:-1]] = False
+    tied = later & scored & (log.gaps == 0) & np.r_[False, scored[:-1]]
+    if tied.any():
+        what = "predicted as sets" if encoding.ties else "training has none such: read, and not scored"
+        lines.append(f"{_counted(int(tied.sum()), 'event')} at the time of another of the same series: {what}")
+    gaps = log.gaps[later & (log.gaps > 0)]
+    if len(gaps):
+        lines.append(f"median gap {_time(float(np.median(gaps)), encoding)}{_assumed(encoding, data)}")
+    if encoding.resolution:
+        lines.append(
+            f"resolution {_time(encoding.resolution, encoding)}: a likelihood is the probability of that interval "
+            "(--data.resolution 0 for exact times)"
+        )
+    else:
+        lines.append("times are exact: a likelihood is a density (--data.resolution for rounded ones)")
+    ends = int((log.ended & (log.until > log.times[log.starts[1:] - 1])).sum())
+    if log.ended.any():
+        without = len(log.names) - len(np.unique(log.series[scored]))
+        share = 100 * ends / max(1, ends + int(scored.sum()))
+        lines.append(
+            f"{_counted(ends, 'wait')} censored by the end of observation, {share:.0f} % of all waits; "
+            f"{without:,} series without an event to predict"
+        )
+    else:
+        lines.append("each series ends with its last event: if it was observed for longer, say until when: --data.end")
+    return lines
+
+
+def _assumed(encoding: EventEncoding, data: EventsData) -> str:
+    if encoding.time_form == "date" or data.time_unit is not None:
+        return ""
+    return f": the numbers {data.time} are read in {encoding.unit}; if they are not, give --data.time_unit"
+
+
+def _time(time: float, encoding: EventEncoding) -> str:
+    return duration(time) if encoding.time_form == "date" else f"{time:.6g} {encoding.unit}"
+
+
+def _counted(count: int, what: str) -> str:
+    return f"{count:,} {what}{'s' * (count != 1 and what != 'series')}"
+
+
+def _listed(names: Sequence[str], most: int = 5) -> str:
+    return ", ".join(names[:most]) + (f", ... ({len(names):,} in all)" if len(names) > most else "")
+
+
+def _common(parts: Sequence[Times]) -> tuple[list[np.ndarray], _Line]:
+    """Ticks of several columns on one line of time, int64 since the earliest, or float64."""
+    filled = [part for part in parts if len(part.ticks)]
+    if any(part.ticks.dtype.kind == "f" for part in filled):
+        return [part.between(part.ticks) for part in parts], _Line(0, 1)
+    per = max(part.per for part in filled)
+    origin = min(int(part.ticks.min()) * (per // part.per) for part in filled)
+    return [_since(part, per, origin) for part in parts], _Line(origin, per)
+
+
+def _since(part: Times, per: int, origin: int) -> np.ndarray:
+    factor = per // part.per
+    if part.ticks.dtype != object and factor * int(np.abs(part.ticks).max(initial=0)) < 2**62 > abs(origin):
+        return part.ticks * factor - origin
+    found = part.ticks.astype(object) * factor - origin
+    if len(found) and max(found) >= 2**62:
+        raise DataError("the times of the tables lie too far apart for their digits: round them, or correct the outlier")
+    return found.astype(np.int64)
+
+
+def _blank(series: np.ndarray, ticks: np.ndarray, rank: int) -> _Steps:
+    """Steps that are no events."""
+    none = np.full(len(series), -1)
+    return _Steps(series, ticks, np.full(len(series), rank), np.full(len(series), NONE), none, none, none)
+
+
+def _start_steps(since: _Moments) -> _Steps:
+    series = np.flatnonzero(since.known)
+    return _blank(series, since.ticks[series], _START)
+
+
+def _joined(parts: Sequence[_Steps]) -> _Steps:
+    return _Steps(*(np.concatenate(part) for part in zip(*parts, strict=True)))
+
+
+def _stacked(columns: list[np.ndarray], count: int, dtype: Any) -> np.ndarray:
+    return np.stack(columns, 1) if columns else np.empty((count, 0), dtype)
