@@ -71,12 +71,12 @@ def copies(run: Path | None, config: Mapping[str, Any]) -> dict[str, bytes]:
     return code_to_copy(config, _imported, copy_of, str(run or "the configuration"))
 
 
-def sections(to_train: bool) -> dict[str, Any]:
-    """The types of the sections that a reader of a configuration needs."""
+def sections(to_train: bool, kind: str | None = None) -> dict[str, Any]:
+    """The types of the sections that a reader of a configuration needs; kind: as of Run.read_config."""
     from glissando.backbone import BackboneConfig
     from glissando.data.corpora import CORPORA
 
-    found: dict[str, Any] = {"model": BackboneConfig, "data": CORPORA.section()}
+    found: dict[str, Any] = {"model": BackboneConfig} | ({"data": CORPORA.section()} if kind is None else {})
     if to_train:
         from glissando.training.config import TrainingConfig
 

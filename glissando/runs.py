@@ -270,7 +270,7 @@ class Run:
     def read_config(
         self, trust_imports: bool = False, kind: str | None = None, to_train: bool = False
     ) -> dict[str, Any]:
-        """The configuration of a run of the given `kind`: `series`, or none for language.
+        """The configuration of a run of the given `kind`: `series`, `events`, or none for language.
 
         Raises RunError if config.yaml is missing, damaged or malformed, or of another kind, and where its model, its
         data or, `to_train`, its training names something that is not registered, unless `trust_imports` has the run's
@@ -289,7 +289,7 @@ class Run:
             raise RunError(f"{path} is malformed: it holds no mapping. {self._advice()}")
         if config.get("kind") != kind:
             raise RunError(pretrained.how_to_open(self.path, config.get("kind")))
-        require_registered(self.folder, config, sections(to_train), trust_imports)
+        require_registered(self.folder, config, sections(to_train, kind), trust_imports)
         return config
 
     def read_tokenizer(self) -> Tokenizer | None:

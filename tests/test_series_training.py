@@ -80,7 +80,7 @@ def test_a_step_is_asked_about_the_next_one_and_one_that_follows(table):
     cut, steps = windows(table, columns="a,b")
     lines = [row.split(",") for row in table.read_text().splitlines()[1:]]
     values = {float(row[1]): (float(row[2]), float(row[3])) for row in lines}
-    batch = cut.batch(np.arange(len(cut)), later=0)
+    batch = cut.batch(np.arange(len(cut)), epoch=0)
     at, horizon, target = (part.numpy() for part in (steps.time[batch.index], batch.inputs["horizon"], batch.target))
     asked = 0
     for row, column in zip(*np.nonzero(batch.mask.numpy()), strict=True):

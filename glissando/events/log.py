@@ -148,7 +148,7 @@ class EventLog(NamedTuple):
         )  # fmt: skip
 
 
-def parts(log: EventLog, data: EventsData) -> tuple[EventLog, EventLog, str]:
+def parts(log: EventLog, data: EventsData, resolution: float = 0.0) -> tuple[EventLog, EventLog, str]:
     """What is trained on, what is held out, and a line that states the split: whole series, or with data.split `future`
     the end of each.
 
@@ -159,7 +159,8 @@ def parts(log: EventLog, data: EventsData) -> tuple[EventLog, EventLog, str]:
     """
     share = data.valid_fraction
     if (data.split or ("series" if len(log.names) > 1 else "future")) == "future":
-        cut = log.since + (1 - share) * (log.until - log.since)
+        seen = (1 - share) * (log.until - log.since)
+        cut = log.since + (np.floor(seen / resolution) * resolution if resolution else seen)
         held = log._replace(since=cut, scored=log.scored & (log.times > cut[log.series]))
         train = log.cut(cut)
         line = (

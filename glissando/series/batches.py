@@ -8,9 +8,7 @@ the logarithm of their distance. Batches are functions of (seed, number): resumi
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -18,8 +16,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from glissando.data.base import WHOLE, Shard
-from glissando.data.order import random_words, shuffled
+from glissando.data.order import random_words
+from glissando.data.windows import BatchedWindows
 from glissando.errors import DataError
 from glissando.series.history import Past, history
 from glissando.series.panel import Encoding, Panel
@@ -29,8 +27,6 @@ Floats = NDArray[np.float64]
 
 #: the smallest deviation of a column, and median step: below it, float32 divides by zero
 _SMALLEST = 1e-30
-#: windows are put together with others whose length, rounded up to a multiple of this, is the same
-_ROUNDED = 4
 
 
 # ---------------------------------------------------------------------- scales
@@ -215,24 +211,16 @@ class Asked(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Windows:
-    """Windows of steps, each with the end of what may be asked about.
+class Windows(BatchedWindows[Batch]):
+    """Windows of steps, each with the end of what may be asked about; random questions reach `size` steps far.
 
-    begin, end  (W,) steps of each window
-    limit       (W,) the step behind the last one that a question may be about
-    targets     channels that are forecast; None: the answers are of the step itself
-    size        steps of a window at most, and how far random questions reach
-    rows        windows of that size in a batch
+    limit    (W,) the step behind the last one that a question may be about
+    targets  channels that are forecast; None: the answers are of the step itself
     """
 
     steps: Steps
-    begin: Ints
-    end: Ints
     limit: Ints
     targets: list[int] | None
-    size: int
-    rows: int
-    seed: int
 
     @classmethod
     def of(
@@ -254,50 +242,10 @@ class Windows:
         numbers = [len(cut) for cut in cuts]
         begin, stop = np.concatenate(cuts), np.repeat(until, numbers)
         end = stop if whole else np.minimum(begin + size, stop)
-        return cls(steps, begin, end, np.repeat(ends, numbers), targets, size, rows, seed)
+        return cls(begin, end, size, rows, seed, steps, np.repeat(ends, numbers), targets)
 
-    def __len__(self) -> int:
-        return len(self.begin)
-
-    @cached_property
-    def _rounded(self) -> Ints:
-        return -(-(self.end - self.begin) // _ROUNDED) * _ROUNDED
-
-    @cached_property
-    def _cuts(self) -> Ints:
-        """Where the windows, by their rounded lengths, are cut into batches that are padded to about as many steps."""
-        cuts, longest = [0], np.sort(self._rounded)
-        for number, length in enumerate(longest):  # ascending, so that a batch is padded to its last
-            if number > cuts[-1] and (number + 1 - cuts[-1]) * length > self.size * self.rows:
-                cuts.append(number)
-        if len(cuts) > 1 and 2 * (len(self) - cuts[-1]) < cuts[-1] - cuts[-2]:
-            cuts.pop()  # a small rest joins the batch before it
-        return np.array([*cuts, len(self)])
-
-    @property
-    def batches(self) -> int:
-        """Batches of an epoch."""
-        return len(self._cuts) - 1
-
-    def training(self, number: int, shard: Shard = WHOLE) -> Batch:
-        """Batch `number`, counted over all epochs: every window once an epoch, beside others of its length."""
-        epoch, slot = number // self.batches, int(shuffled(np.array([number]), self.batches, self.seed)[0])
-        order = np.lexsort((random_words(self.seed, epoch, np.arange(len(self))), self._rounded))
-        chosen = order[self._cuts[slot] : self._cuts[slot + 1]]
-        chosen = np.resize(chosen, max(len(chosen), shard.world))[shard.rank :: shard.world]
-        return self.batch(chosen, later=epoch)
-
-    def scoring(self, stride: int = 1) -> Iterator[Batch]:
-        """Every window, or one of `stride`, in batches of about as many steps as in training."""
-        chosen = np.arange((stride - 1) // 2, len(self), stride)
-        chosen = chosen[np.argsort(self._rounded[chosen], kind="stable")]
-        cost = np.cumsum(self._rounded[chosen]) // (8 * self.size * self.rows)
-        for cut in np.split(chosen, np.flatnonzero(np.diff(cost)) + 1):
-            if len(cut):
-                yield self.batch(cut)
-
-    def batch(self, chosen: Ints, later: int | None = None) -> Batch:
-        """Those windows; later: with a second question a step, the draw of this number."""
+    def batch(self, chosen: Ints, epoch: int | None = None) -> Batch:
+        """These windows; epoch: with a second question a step, that of its number."""
         steps, begin, end = self.steps, self.begin[chosen], self.end[chosen]
         place = np.arange(int((end - begin).max()))
         index = np.minimum(begin[:, None] + place, end[:, None] - 1)
@@ -320,7 +268,7 @@ class Windows:
         if self.targets is None:
             target = None if steps.target is None else torch.where(mask.unsqueeze(-1), steps.target[at], torch.nan)
             return Batch(values, inputs, at, mask, target, self._labels(at, mask, series))
-        asked = self._questions(index, self.limit[chosen], later)
+        asked = self._questions(index, self.limit[chosen], epoch)
         real = mask.unsqueeze(-1) & (asked >= 0)
         about = asked.clamp_min(0)
         inputs["horizon"] = torch.where(real, steps.time[about] - steps.time[at].unsqueeze(-1), 0)
@@ -334,7 +282,7 @@ class Windows:
         """All that is asked of a forecast in the first epoch, but for what has no answer."""
         found: list[Asked] = []
         for chosen in np.array_split(np.arange(len(self)), max(1, len(self) // 1024)):
-            batch = self.batch(chosen, later=0)
+            batch = self.batch(chosen, 0)
             assert batch.target is not None
             use = batch.mask.unsqueeze(-1) & ~batch.target.isnan().all(-1)
             ahead = batch.inputs.get("ahead")

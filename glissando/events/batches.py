@@ -1,0 +1,235 @@
+"""The steps of a log as a model reads them, what comes after each, and their windows in batches.
+
+At each step a model predicts whether another event comes at the same time, else the wait until the next event and its
+kind. Where something else comes first, values, the start of prediction or the end of observation, all that is known is
+that the wait was longer: it is censored there.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from glissando.data.windows import BatchedWindows
+from glissando.errors import DataError
+from glissando.events.log import FIRST, EventEncoding, EventLog
+from glissando.series.batches import Floats, Ints
+from glissando.series.history import Past, history
+
+#: the smallest deviation of a column, and median gap: below it, float32 divides by zero
+_SMALLEST = 1e-30
+
+
+class Scales(NamedTuple):
+    """Units of what is trained on, as EventModel.set_scales takes them.
+
+    time_scale            the median positive gap between steps
+    log_mean, log_scale   of the logarithm of positive gaps in time scales
+    wait_mean, wait_scale of the logarithm of waits that end with an event
+    """
+
+    mark_mean: Floats
+    mark_scale: Floats
+    value_mean: Floats
+    value_scale: Floats
+    static_mean: Floats
+    static_scale: Floats
+    time_scale: float
+    log_mean: float
+    log_scale: float
+    wait_mean: float
+    wait_scale: float
+
+
+class After(NamedTuple):
+    """What comes after each of N steps; nothing of it is read.
+
+    wait     (N,) time to the next event, or to what comes before one; 0 where there is none to score
+    within   (N,) time within which it is known that nothing came, as prediction starts then
+    kind     (N,) the next event's index among the predicted kinds; -1: the wait is censored, or not scored
+    tie      (N,) 1: the next event is at the same time; 0: none is; -1: not scored
+    end      (N,) bool: the wait is censored by the end of observation
+    """
+
+    wait: Floats
+    within: Floats
+    kind: Ints
+    tie: Ints
+    end: np.ndarray
+
+    @classmethod
+    def of(cls, log: EventLog, encoding: EventEncoding) -> After:
+        count, series = len(log.times), log.series
+        last = np.zeros(count, bool)
+        last[log.starts[1:] - 1] = True
+        following = np.minimum(np.arange(count) + 1, count - 1)
+        comes = log.scored[following] & ~last
+        kind = np.where(comes, log.codes[following] - FIRST, -1)
+        gap = np.where(last, log.until[series] - log.times, log.gaps[following])
+        within = np.maximum(log.since[series] - log.times, 0.0)
+        end = last & log.ended[series] & (gap > within)
+        observed = (~last | end) & (gap > within)
+        tied = comes & (gap == 0)
+        may_tie = log.scored if encoding.ties else np.zeros(count, bool)
+        tie = np.where(may_tie, np.where(tied, 1, 0), -1)
+        kind = np.where(tied & ~may_tie, -1, kind)
+        wait = np.where(observed, gap, 0.0)
+        return cls(wait, np.where(observed, within, 0.0), kind, tie, end)
+
+    @property
+    def is_scored(self) -> np.ndarray:
+        return (self.wait > 0) | (self.tie >= 0)
+
+    @property
+    def weight(self) -> Ints:
+        """(N,) events and ends of observation."""
+        return (self.kind >= 0).astype(np.int64) + self.end
+
+
+def scales(log: EventLog, after: After) -> Scales:
+    """Of the training log. Raises DataError for times that float32 cannot hold."""
+    found: list[Any] = []
+    for values in (log.marks, log.values, log.static):
+        with np.errstate(invalid="ignore"):
+            counts = (~np.isnan(values)).sum(0)
+            mean = np.nansum(values, 0) / np.maximum(counts, 1)
+            scale = np.sqrt(np.nansum((values - mean) ** 2, 0) / np.maximum(counts, 1))
+        found += [mean, np.where(scale > np.maximum(1e-6 * np.abs(mean), _SMALLEST), scale, 1.0)]
+    gaps = log.gaps[log.gaps > 0]
+    waits = after.wait[(after.kind >= 0) & (after.wait > 0)]
+    waits = waits if len(waits) else np.ones(1)
+    gaps = gaps if len(gaps) else waits
+    step = float(np.median(gaps))
+    if step < _SMALLEST:
+        raise DataError(
+            f"{log.source}: the median gap {step:.3g} is too small for float32: multiply the times by a constant"
+        )
+    for each in (gaps, waits):
+        logs = np.log(each / step)
+        found += [float(logs.mean()), max(float(logs.std()), 1e-3)]
+    return Scales._make([*found[:6], step, *found[6:]])
+
+
+@dataclass(frozen=True)
+class Steps:
+    """N steps of S series, one series after the other, tensors on the CPU.
+
+    inputs  (N, ...) what the model is called with at each step, by name
+    facts   (S, ...) of each series
+    known   (N, K) each: what is known of the values after each step, in the model's units
+    """
+
+    series: Tensor  # (N,)
+    first: Tensor  # (N,) bool
+    inputs: dict[str, Tensor]
+    facts: dict[str, Tensor]
+    known: Past
+    after: After
+
+    @classmethod
+    def of(cls, log: EventLog, encoding: EventEncoding, found: Scales, after: After | None = None) -> Steps:
+        first = np.zeros(len(log.times), bool)
+        first[log.starts[:-1]] = True
+        begins = torch.from_numpy(first)
+        parts = {
+            "codes": log.codes, "dt": log.gaps, "marks": log.marks, "mark_codes": log.mark_codes, "values": log.values,
+            "phases": log.phases if encoding.clock else log.phases[:, :0],
+        }  # fmt: skip
+        inputs = {name: torch.from_numpy(part) for name, part in parts.items() if part.ndim == 1 or part.shape[1]}
+        facts = {"static": log.static, "static_codes": log.static_codes}
+        scaled = torch.from_numpy((log.values - found.value_mean) / found.value_scale)
+        gaps = torch.from_numpy(log.gaps / found.time_scale)
+        known = history(scaled[None], ~scaled[None].isnan(), gaps[None], first=begins[None])
+        return cls(
+            torch.from_numpy(log.series), begins, inputs,
+            {name: torch.from_numpy(part) for name, part in facts.items() if part.shape[1]},
+            Past(*(part[0] for part in known)), After.of(log, encoding) if after is None else after,
+        )  # fmt: skip
+
+    def before(self, index: Tensor) -> Past:
+        """What is known of the values before each of the steps."""
+        previous = (index - 1).clamp_min(0)
+        return Past(*(torch.where(self.first[index].unsqueeze(-1), 0, part[previous]) for part in self.known))
+
+
+class Targets(NamedTuple):
+    """What comes after n scored steps: as After, tensors; `place` (n,) is where each is among the B * L of a batch, and
+    `last` the predicted kind of the step itself, -1 of one that is no such event."""
+
+    place: Tensor
+    wait: Tensor
+    within: Tensor
+    kind: Tensor
+    tie: Tensor
+    last: Tensor
+
+
+@dataclass(frozen=True)
+class Batch:
+    """B windows of L steps, the last ones padded.
+
+    inputs   what the model is called with, by name
+    index    (n,) of Steps, of each scored step
+    targets  of the scored steps
+    weight   events and ends of observation among them
+    """
+
+    inputs: dict[str, Any]
+    index: Tensor
+    targets: Targets
+    weight: int
+
+
+@dataclass(frozen=True)
+class Windows(BatchedWindows[Batch]):
+    """Windows of steps; those before `scored` (W,) are read alone, so that what follows knows its past."""
+
+    steps: Steps
+    scored: Ints
+    kinds: int
+
+    @classmethod
+    def of(cls, steps: Steps, kinds: int, size: int, rows: int, seed: int, warm: int) -> Windows:
+        """Of all scored steps, each window with `warm` earlier ones, as far as its series has them."""
+        used = steps.after.is_scored
+        begins = np.flatnonzero(steps.first.numpy())
+        ends = np.r_[begins[1:], len(used)]
+        begin, scored, end = [], [], []
+        for first, stop in zip(begins, ends, strict=True):
+            places = np.flatnonzero(used[first:stop])
+            if not len(places):
+                continue
+            low, high = first + places[0], first + places[-1] + 1
+            cuts = np.arange(low, high, size)
+            begin.append(np.maximum(cuts - warm, first))
+            scored.append(cuts)
+            end.append(np.minimum(cuts + size, high))
+        if not begin:
+            raise DataError("there is nothing to score: no event comes after the start of prediction")
+        return cls(
+            np.concatenate(begin), np.concatenate(end), size, rows, seed, steps, np.concatenate(scored), kinds
+        )  # fmt: skip
+
+    def batch(self, chosen: Ints, epoch: int | None = None) -> Batch:
+        steps, after = self.steps, self.steps.after
+        begin, scored, end = self.begin[chosen], self.scored[chosen], self.end[chosen]
+        place = begin[:, None] + np.arange(int((end - begin).max()))
+        real = place < end[:, None]
+        index = np.minimum(place, end[:, None] - 1)
+        at = torch.from_numpy(index)
+        inputs: dict[str, Any] = {name: part[at] for name, part in steps.inputs.items()}
+        inputs |= {name: part[steps.series[at[:, 0]]] for name, part in steps.facts.items()}
+        inputs["mask"] = None if bool(real.all()) else torch.from_numpy(real)
+        if "values" in inputs:
+            inputs["past"] = steps.before(at[:, 0])
+        where = np.flatnonzero(real & (place >= scored[:, None]) & after.is_scored[index])
+        chosen_steps = index.reshape(-1)[where]
+        codes = steps.inputs["codes"].numpy()[chosen_steps] - FIRST
+        last = np.where((codes >= 0) & (codes < self.kinds), codes, -1)
+        parts = (part[chosen_steps] for part in after[:4])
+        targets = Targets(*(torch.from_numpy(part) for part in (where, *parts, last)))
+        return Batch(inputs, torch.from_numpy(chosen_steps), targets, int(after.weight[chosen_steps].sum()))

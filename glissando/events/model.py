@@ -1,0 +1,359 @@
+"""Events: the same backbone between events at their own times and what comes next.
+
+    kinds, gaps, marks, facts, values -> features -> linear -> depth -> norm -> h -> when the next event comes, and what
+
+A step is an event, an observation of values, or the start of prediction. States age over the time between steps and take
+each step as an impulse. From the features h after a step follow the probability that another event comes at the same
+time, the distribution of the wait until the next one, and that of its kind given the wait; none of it is read. Times
+are in the units of the data: the scales are part of the model, and do nothing until `set_scales`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import field
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveInt
+from torch import Tensor, nn
+
+from glissando.backbone import Backbone, BackboneConfig, ModelState, for_saved_weights
+from glissando.config import from_dict, options, starting
+from glissando.errors import InputError
+from glissando.events.batches import Targets
+from glissando.events.heads import Params, Waits, make_waits
+from glissando.initialization import Scheme
+from glissando.mixers import MIXERS, Context, DeltaConfig, Memo
+from glissando.mixers.liquid.scan import require_time
+from glissando.series.anchor import logarithm
+from glissando.series.history import Past, at, history, nothing
+from glissando.series.model import Sizes
+
+#: harmonics of the day and of the week that are read
+_HARMONICS = 2
+
+
+@options
+class EventConfig(BackboneConfig):
+    """Configuration of a model of events.
+
+    kinds              K, number of kinds that are predicted: codes 2 to K + 1
+    codes              number of codes of a step: 0 no event, 1 an unknown kind, the K kinds, and kinds that are read alone
+    head               of the wait and the kind: `mixture` of log-normals, or `intensity` of decaying hazards, for events
+                       that excite others; see glissando.events.heads
+    components         number of log-normals, or of decays
+    ties               whether several events may have one time
+    resolution         unit that times are rounded up to, in the unit of the data; 0: they are exact
+    marks              number of numeric marks of an event
+    mark_categories    of each categorical mark: number of categories, those for `missing` and `unknown` too
+    values             number of channels of values
+    static             number of numeric columns of a series
+    static_categories  as mark_categories, of a series
+    clock              whether the time of the day and of the week is read
+    """
+
+    kinds: PositiveInt
+    codes: Annotated[int, Field(ge=3)]
+    head: Literal["mixture", "intensity"] = "mixture"
+    components: PositiveInt = 8
+    ties: bool = False
+    resolution: NonNegativeFloat = 0.0
+    marks: NonNegativeInt = 0
+    mark_categories: Sizes = field(default_factory=list)
+    values: NonNegativeInt = 0
+    static: NonNegativeInt = 0
+    static_categories: Sizes = field(default_factory=list)
+    clock: bool = False
+    mixer: MIXERS.sections() = field(default_factory=lambda: DeltaConfig(input="impulse"))  # type: ignore[valid-type]
+    init: Scheme = starting(default="torch", of="")
+
+
+class Likelihood(NamedTuple):
+    """Log-likelihoods (n,) of what came after steps, in the unit of the data: of when, and of which kind."""
+
+    time: Tensor
+    kind: Tensor
+
+
+class EventModel(Backbone):
+    """A model of events; the contract is that of LanguageModel, and `h` stands where that has logits.
+
+    `model(codes, dt=gaps)` returns `(h, None)` and starts from an empty past. `model(codes, state, dt=gaps)` returns h
+    and the new state, and continues from `state`. `model.waits(h)` are the parameters of `model.head`, and
+    `model.log_likelihood` scores what came.
+
+    Args:
+        config: The options of the model.
+    """
+
+    config: EventConfig
+    _inputs, _kind = "the steps", "events"
+    time_scale: Tensor  # ()
+    log_mean: Tensor  # ()
+    log_scale: Tensor  # ()
+
+    def __init__(self, config: EventConfig) -> None:
+        super().__init__()
+        self.config, width = config, config.hidden_size
+        numbers = {"mark": config.marks, "value": config.values, "static": config.static}
+        features = 3 + 2 * config.marks + 6 * config.values + 2 * config.static + sum(config.static_categories)
+        self.entry = nn.Linear(features + (4 * _HARMONICS if config.clock else 0), width)
+        self.embedding = nn.Embedding(config.codes, width)
+        self.categories = nn.ModuleList(nn.Embedding(size, width) for size in config.mark_categories)
+        self._build(config, width)
+        self.head: Waits = make_waits(config.head, width, config.kinds, config.components)
+        self.tie = nn.Linear(width, 1 + config.kinds) if config.ties else None
+        for name, size in numbers.items():
+            self.register_buffer(f"{name}_mean", torch.zeros(size))
+            self.register_buffer(f"{name}_scale", torch.ones(size))
+        for name, value in {"time_scale": 1.0, "log_mean": 0.0, "log_scale": 1.0}.items():
+            self.register_buffer(name, torch.tensor(value))
+        self._start()
+
+    @classmethod
+    def from_config(cls, config: EventConfig | Mapping[str, Any]) -> EventModel:
+        """A model with new weights; raises ConfigError for an option that does not exist."""
+        return cls(config if isinstance(config, EventConfig) else from_dict(EventConfig, config, "model"))
+
+    @classmethod
+    def load(cls, path: str | Path, trust_imports: bool = False) -> EventModel:
+        """The model of a run, in evaluation mode.
+
+        Args:
+            path: Directory that `save` or `glissando events train` wrote, or a checkpoint in it.
+            trust_imports: Whether the Python files that the run was made with may be executed.
+
+        Raises:
+            RunError: The directory is not a run, is incomplete or is damaged.
+        """
+        from glissando.loading import with_weights_of
+        from glissando.runs import Run
+
+        run = Run.open(path)
+        config = from_dict(EventConfig, run.read_config(trust_imports, cls._kind).get("model", {}), "model")
+        model = with_weights_of(run, lambda: cls(for_saved_weights(config)))
+        model.config = config
+        return model.eval()
+
+    def set_scales(self, **scales: Any) -> None:
+        """Set the units of the data: see glissando.events.batches.Scales."""
+        waits = scales.pop("wait_mean"), scales.pop("wait_scale")
+        for name, values in scales.items():
+            buffer = self.get_buffer(name)
+            buffer.copy_(torch.as_tensor(values).expand_as(buffer))
+        self.head.set_scales(*waits)
+
+    def init_state(
+        self, batch_size: int, device: torch.device | None = None, dtype: torch.dtype | None = None
+    ) -> ModelState:
+        """The state before any step, on the model's device and dtype by default; what is known of the values is never
+        narrower than float32."""
+        state = super().init_state(batch_size, device, dtype)
+        like = self.entry.weight
+        wide = torch.promote_types(dtype or like.dtype, torch.float32)
+        return state._replace(past=nothing(batch_size, self.config.values, device or like.device, wide))
+
+    def forward(
+        self,
+        codes: Tensor,
+        state: ModelState | None = None,
+        *,
+        dt: Tensor | None = None,
+        mask: Tensor | None = None,
+        phases: Tensor | None = None,
+        marks: Tensor | None = None,
+        mark_codes: Tensor | None = None,
+        values: Tensor | None = None,
+        static: Tensor | None = None,
+        static_codes: Tensor | None = None,
+        past: Past | None = None,
+        control: Tensor | None = None,
+        donate: bool = False,
+        memo: Memo | None = None,
+    ) -> tuple[Tensor, ModelState | None]:
+        """The features after each step.
+
+        Args:
+            codes: Codes (B, T) of the steps, int64; 0 no event, 1 an event of an unknown kind.
+            state: State to continue from; None: an empty past.
+            dt: Time (B, T) since the step before, finite at masked steps too; None: time_scale, which is 1 by default.
+            mask: (B, T) bool, True at real steps. Masked steps may be anywhere; their features have no meaning.
+            phases: Fractions (B, T, 2) of the day and of the week.
+            marks: Numbers (B, T, M) of the events, NaN where missing.
+            mark_codes: Categories (B, T, Q) of the events, int64; 0 a missing one, 1 an unknown one.
+            values: Values (B, T, K), NaN where nothing was observed.
+            static: Numbers (B, P) of the series, NaN where missing; None: all are.
+            static_codes: Categories (B, R) of the series; None: all are missing.
+            past: What is known of the values before the first step, (B, K), where no state is given.
+            control: Control (B, C), or (B, T, C) if it varies by step.
+            donate: Whether the given state may be changed in place; only without gradients.
+            memo: As in LanguageModel.forward; only without gradients.
+
+        Returns:
+            Features (B, T, D), and the state after the last step, or None if no state was given.
+
+        Raises:
+            InputError: A shape does not fit, or the state belongs to another model.
+            ContextError: The model does not accept one of the signals mask and control.
+        """
+        self._require_parts(
+            codes, dt=dt, phases=phases, marks=marks, mark_codes=mark_codes, values=values, static=static,
+            static_codes=static_codes,
+        )  # fmt: skip
+        self._check(codes, state, Context(mask, None, control, donate, memo))
+        like = self.entry.weight
+        gaps = torch.ones(codes.shape, dtype=like.dtype, device=codes.device)
+        gaps = gaps if dt is None else (dt / self.time_scale).to(like.dtype)
+        if mask is not None:
+            gaps = torch.where(mask, gaps, 0)
+        parts = [self._of_gaps(gaps)]
+        if self.config.clock:
+            assert phases is not None
+            parts.append(_waves(phases).to(like.dtype))
+        if self.config.marks:
+            assert marks is not None
+            parts += _filled(marks, self.mark_mean, self.mark_scale, like.dtype)
+        known = None
+        if self.config.values:
+            assert values is not None
+            scaled, there = _filled(values, self.value_mean, self.value_scale, like.dtype)
+            seen = there.bool() if mask is None else there.bool() & mask.unsqueeze(-1)
+            known = history(scaled, seen, gaps, past if state is None else state.past)
+            parts += [scaled, there, known.value, logarithm(known.age), known.mean, known.number.log1p() / 3]
+        parts.append(self._facts(codes, static, static_codes).unsqueeze(1).expand(-1, codes.shape[1], -1))
+
+        ctx = Context(mask, gaps if "dt" in self.depth.accepts else None, control, donate, memo)
+        read = self.entry(torch.cat(parts, -1)) + self.embedding(codes)
+        for number, embedding in enumerate(self.categories):
+            assert mark_codes is not None
+            read = read + embedding(mark_codes[..., number])
+        read, ctx, order = self._prepared(read, state, ctx)
+        with self._operations():
+            try:
+                h, inner = self.depth(read, None if state is None else state.depth, ctx)
+            except Exception as error:
+                self._require_own_state(state, error)
+                raise
+            h, after = self._finished(h, inner, state, codes, ctx, order)
+        if after is not None and known is not None:
+            after = ModelState(after.position, after.depth, at(known, -1))
+        return h, after
+
+    if TYPE_CHECKING:  # nn.Module's is typed as Callable[..., Any]
+        __call__ = forward
+
+    # ------------------------------------------------------------------ what comes next
+
+    def waits(self, h: Tensor) -> Params:
+        """The head's parameters after the features h (..., D), for waits in units of time_scale."""
+        return self.head(h)
+
+    def log_likelihood(self, h: Tensor, targets: Targets) -> Likelihood:
+        """Of what came after each of n steps, in the unit of the data.
+
+        Args:
+            h: Features (n, D) of the steps.
+            targets: What came.
+        """
+        params, kind = self.waits(h), targets.kind
+        scale, dtype = self.time_scale.double(), params[0].dtype
+        wait = (torch.where(targets.wait > 0, targets.wait, scale) / scale).to(dtype)
+        within = (torch.where(targets.within > 0, targets.within, scale) / scale).to(dtype)
+        resolution = self.config.resolution
+        arrives = (kind >= 0) & (targets.tie != 1)
+        when, which = self.head.log_prob(params, wait, kind.clamp_min(0), resolution / float(scale))
+        if not resolution:
+            when = when - scale.log().to(dtype)
+        nothing_came = torch.where(targets.wait > 0, self.head.log_survival(params, wait), 0)
+        time = torch.where(arrives, when, nothing_came)
+        if bool((targets.within > 0).any()):
+            time = time - torch.where(targets.within > 0, self.head.log_survival(params, within), 0)
+        of_kind = torch.where(arrives, which, 0)
+        if self.tie is None:
+            return Likelihood(time, of_kind)
+        none, ties = self.log_ties(h, targets.last)
+        tied = targets.tie == 1
+        log_none = torch.where(targets.tie == 0, none, 0)
+        time = torch.where(tied, torch.where(none < 0, _log_not(none), -math.inf), time + log_none)
+        return Likelihood(time, torch.where(tied, ties.gather(-1, kind.clamp_min(0).unsqueeze(-1))[:, 0], of_kind))
+
+    def log_ties(self, h: Tensor, last: Tensor) -> tuple[Tensor, Tensor]:
+        """log P(no further event at the time of the step), and of one the log-probabilities (n, K) of its kind, which
+        comes after `last` (n,) in the order of kinds. A step that is no predicted event, with last -1, has none."""
+        assert self.tie is not None
+        raw = self.tie(h)
+        raw = raw.to(torch.promote_types(raw.dtype, torch.float32))
+        later = torch.arange(self.config.kinds, device=h.device) > last.unsqueeze(-1)
+        may = later.any(-1) & (last >= 0)
+        none = torch.where(may, F.logsigmoid(-raw[:, 0]), 0)
+        ties = F.log_softmax(raw[:, 1:].masked_fill(~later & may.unsqueeze(-1), -math.inf), -1)
+        return none, ties
+
+    # ------------------------------------------------------------------ parts
+
+    def _of_gaps(self, gaps: Tensor) -> Tensor:
+        """(B, T, 3): slow, fine, and whether a step is at the time of the one before."""
+        later = gaps > 0
+        fine = (torch.where(later, gaps, 1).log() - self.log_mean) / self.log_scale
+        return torch.stack([gaps.log1p() / 3, torch.where(later, fine, 0).to(gaps.dtype), (~later).to(gaps.dtype)], -1)
+
+    def _facts(self, codes: Tensor, static: Tensor | None, static_codes: Tensor | None) -> Tensor:
+        """What is known of the series (B, facts): numbers, whether they are there, and categories as 0 and 1."""
+        config, dtype = self.config, self.entry.weight.dtype
+        if static is None:
+            static = torch.full((len(codes), config.static), math.nan, device=codes.device)
+        parts = _filled(static, self.static_mean, self.static_scale, dtype)
+        for number, size in enumerate(config.static_categories):
+            code = torch.zeros_like(codes[:, 0]) if static_codes is None else static_codes[:, number]
+            parts.append(F.one_hot(code, size).to(dtype))
+        return torch.cat(parts, -1)
+
+    def _require_parts(self, codes: Tensor, **parts: Tensor | None) -> None:
+        """Raise InputError for a part that is missing, is not the model's, or has another shape or type."""
+        if not isinstance(codes, Tensor) or codes.ndim != 2 or codes.shape[1] == 0 or codes.dtype != torch.int64:
+            what = f"{tuple(codes.shape)} {codes.dtype}" if isinstance(codes, Tensor) else f"a {type(codes).__name__}"
+            raise InputError(f"codes must be (batch, time >= 1) of int64, got {what}")
+        if not torch.compiler.is_compiling() and (codes.min() < 0 or codes.max() >= self.config.codes):
+            raise InputError(
+                f"codes go from 0 to {self.config.codes - 1}, got {int(codes.min())} to {int(codes.max())}"
+            )
+        config, (batch, length) = self.config, codes.shape
+        shapes = {
+            "dt": (batch, length), "phases": (batch, length, 2 * config.clock),
+            "marks": (batch, length, config.marks), "mark_codes": (batch, length, len(config.mark_categories)),
+            "values": (batch, length, config.values), "static": (batch, config.static),
+            "static_codes": (batch, len(config.static_categories)),
+        }  # fmt: skip
+        for name, shape in shapes.items():
+            part, taken = parts[name], name == "dt" or shape[-1] > 0
+            if part is None:
+                if taken and name in ("phases", "marks", "mark_codes", "values"):
+                    raise InputError(f"{name} {shape} is missing: this model reads it")
+            elif not taken:
+                raise InputError(f"{name} was given, and this model takes none: leave it out")
+            elif not isinstance(part, Tensor) or part.shape != shape:
+                what = tuple(part.shape) if isinstance(part, Tensor) else f"a {type(part).__name__}"
+                raise InputError(f"{name} must be a tensor {shape} for codes {tuple(codes.shape)}, got {what}")
+        if (dt := parts["dt"]) is not None:
+            require_time(dt)
+
+
+def _filled(numbers: Tensor, mean: Tensor, scale: Tensor, dtype: torch.dtype) -> list[Tensor]:
+    """Numbers in their units, 0 where they are missing, and whether they are there."""
+    there = numbers.isfinite()
+    return [torch.where(there, (numbers - mean) / scale, 0).to(dtype), there.to(dtype)]
+
+
+def _waves(phases: Tensor) -> Tensor:
+    """Sines and cosines (..., 4 H) of H harmonics of the phases (..., 2)."""
+    angles = 2 * math.pi * torch.cat([(harmonic + 1) * phases for harmonic in range(_HARMONICS)], -1)
+    return torch.cat([angles.sin(), angles.cos()], -1)
+
+
+def _log_not(log_p: Tensor) -> Tensor:
+    """log(1 - p) for log p < 0."""
+    return (-torch.expm1(torch.where(log_p < 0, log_p, -1.0))).log()

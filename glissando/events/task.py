@@ -1,0 +1,303 @@
+"""Events in the training loop: a model of a log's events, by their log-likelihood."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Annotated, Any, ClassVar, NamedTuple
+
+import numpy as np
+import torch
+from pydantic import Field
+
+from glissando.config import from_dict, options, recorded, to_dict
+from glissando.data.base import WHOLE, Shard, Split
+from glissando.errors import ConfigError, DivergenceError, RunError
+from glissando.events.batches import After, Batch, Scales, Steps, Windows, scales
+from glissando.events.log import EventEncoding, EventLog, parts
+from glissando.events.model import EventConfig, EventModel, Likelihood
+from glissando.events.options import EventsData
+from glissando.events.reading import read_events
+from glissando.runs import Run, require_replaceable
+from glissando.series.history import Past
+from glissando.storage import publish_directory
+from glissando.training.config import TrainingConfig, require_parts
+from glissando.training.task import Loss, Task
+
+
+@options
+class EventsRunConfig:
+    """All of a run of events: what config.yaml holds, resolved.
+
+    model     options of EventConfig; sizes follow from the table
+    encoding  what the table's columns mean
+    imports   the Python files that registered what the run is made of (--import on the command line)
+    """
+
+    data: EventsData
+    preset: str | None = None
+    model: Annotated[dict[str, Any], EventConfig] = field(default_factory=dict)
+    training: TrainingConfig = field(default_factory=TrainingConfig)
+    encoding: EventEncoding | None = recorded(default=None)
+    imports: list[Annotated[str, Field(strict=True)]] = field(default_factory=list)
+
+    kind: ClassVar[str | None] = "events"
+    command: ClassVar[str] = "events train"
+    other_texts: ClassVar[str | None] = (
+        "the table of the run with --{option} FILE, train anew into another directory, or measure the run on all of "
+        "a file: glissando events evaluate RUN --file FILE"
+    )
+    start_from: ClassVar[str | None] = None
+    grown: ClassVar[dict[str, list[float]]] = {}
+
+    def check(self, processes: int) -> None:
+        """Set the budget where none is given: 30 epochs. Raise ConfigError for what cannot be trained so."""
+        t = self.training
+        if not t.budgets:
+            t.epochs = 30.0
+        text_only = {"flops": t.flops, "neutral_kl": t.neutral_kl, "sample_prompt": t.sample_prompt}
+        if unused := [name for name, value in text_only.items() if value]:
+            raise ConfigError(f"training.{unused[0]} is an option of language models only: leave it out")
+        require_parts(t, self.data.batch_size, processes)
+
+    def task(self, resumed: Run | None = None) -> EventsTask:
+        """Read the table."""
+        prepared = prepare(self.data, self.encoding)
+        self.encoding = prepared.encoding
+        return EventsTask(self, prepared)
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain nested values."""
+        return {"kind": self.kind, **to_dict(self)}
+
+
+def events_config(values: Mapping[str, Any]) -> EventsRunConfig:
+    """Raises ConfigError for what is no configuration of events."""
+    return from_dict(EventsRunConfig, {"data": {}, **values})
+
+
+class Prepared(NamedTuple):
+    """What a configuration and its tables come to."""
+
+    encoding: EventEncoding
+    scales: Scales
+    train: Windows
+    valid: Windows
+    train_log: EventLog
+    valid_log: EventLog
+    lines: list[str]
+
+
+def prepare(data: EventsData, encoding: EventEncoding | None = None, source: Any = None) -> Prepared:
+    """Read and split the table.
+
+    Args:
+        data: The options of the table.
+        encoding: That of a run that goes on.
+        source: A frame in the place of data.path.
+
+    Raises DataError for what cannot be used.
+    """
+    log, encoding = read_events(data, source, encoding)
+    if data.valid_path is None:
+        train, valid, line = parts(log, data, encoding.resolution)
+        lines = [*log.report, line]
+    else:
+        train, (valid, _) = log, read_events(data, data.valid_path, encoding)
+        lines = [*log.report, *valid.report]
+    after = After.of(train, encoding)
+    found = scales(train, after)
+    steps = Steps.of(train, encoding, found, after)
+    cut = Windows.of(
+        steps, len(encoding.kinds), data.window, data.batch_size, data.seed, warm=data.window // 4
+    )  # fmt: skip
+    return Prepared(encoding, found, cut, windows_of(valid, data, encoding, found), train, valid, lines)
+
+
+def windows_of(log: EventLog, data: EventsData, encoding: EventEncoding, found: Scales) -> Windows:
+    """The windows of a log as it is scored: each knows a whole window of steps before it."""
+    steps = Steps.of(log, encoding, found)
+    return Windows.of(steps, len(encoding.kinds), data.window, data.batch_size, data.seed, warm=data.window)
+
+
+def call(model: EventModel, batch: Batch, compiled: bool = False) -> Likelihood:
+    """Log-likelihoods of a batch's targets, on the model's device."""
+    like = model.time_scale
+    inputs = {name: _moved(part, like) for name, part in batch.inputs.items()}
+    run = torch.compile(_features, dynamic=False) if compiled else _features
+    h = run(model, inputs).flatten(0, 1)
+    targets = batch.targets._replace(place=batch.targets.place.to(like.device))
+    targets = type(targets)(*(part.to(like.device) for part in targets))
+    return model.log_likelihood(h[targets.place], targets)
+
+
+def _features(model: EventModel, inputs: dict[str, Any]) -> torch.Tensor:
+    return model(inputs["codes"], **{name: part for name, part in inputs.items() if name != "codes"})[0]
+
+
+def _moved(value: Any, like: torch.Tensor) -> Any:
+    """A part of a batch on the model's device; times keep their digits until they are divided."""
+    if isinstance(value, Past):
+        return Past(*(part.to(like) for part in value))
+    return None if value is None else value.to(like.device)
+
+
+class EventsTask(Task):
+    """The negative log-likelihood of waits and kinds, over the number of events and of ends of observation."""
+
+    keeps_best = True
+    columns = ("valid_time", "valid_kind")
+
+    def __init__(self, config: EventsRunConfig, prepared: Prepared) -> None:
+        self.config, self.prepared, self.encoding = config, prepared, prepared.encoding
+        self.notes: Sequence[str] = prepared.lines
+        self.nominal = max(1, prepared.train.size * prepared.train.rows)
+
+    @property
+    def epoch_rows(self) -> int:
+        return self.prepared.train.batches * self.config.data.batch_size
+
+    def new_model(self, saved: bool = False) -> EventModel:
+        """With the table's sizes and scales; its options become the configuration's."""
+        model = build(self.config.model, self.prepared.encoding, self.prepared.scales)
+        self.config.model = to_dict(model.config)
+        if self.config.training.precision == "64-true":
+            model.double()
+        with torch.no_grad():  # what does not fit together is found before anything is made
+            call(model, self.prepared.train.batch(np.arange(1)))
+        return model
+
+    def batches(self, split: Split, step: int = 0, shard: Shard = WHOLE) -> Iterator[Batch]:
+        """Every window once an epoch, in an order that is a function of data.seed and the epoch."""
+        if split == "valid":
+            yield from self.prepared.valid.scoring()
+            return
+        while True:
+            yield self.prepared.train.training(step, shard)
+            step += 1
+
+    def loss(self, model: EventModel, batch: Batch, state: Any = None, logged: bool = False) -> Loss:
+        found = call(model, batch, compiled=self.config.training.compile)
+        return Loss(-(found.time.sum() + found.kind.sum()), batch.weight)
+
+    def score(
+        self, model: EventModel, device: torch.device, stride: int = 1, shard: Shard = WHOLE
+    ) -> dict[str, float]:
+        """Every process scores all windows, which are few."""
+        time, kind, weight, events = 0.0, 0.0, 0, 0
+        was = model.training
+        model.eval()
+        try:
+            with torch.no_grad():
+                for batch in self.prepared.valid.scoring(stride):
+                    found = call(model, batch)
+                    time -= float(found.time.double().sum())
+                    kind -= float(found.kind.double().sum())
+                    weight += batch.weight
+                    events += int((batch.targets.kind >= 0).sum())
+        finally:
+            model.train(was)
+        loss = (time + kind) / max(weight, 1)
+        if not math.isfinite(loss):
+            raise DivergenceError(
+                f"the held-out loss is {loss}, and the last checkpoint is kept: train again with a lower "
+                "training.optimizer.learning_rate"
+            )
+        return {"valid_loss": loss, "valid_time": time / max(weight, 1), "valid_kind": kind / max(events, 1)}
+
+    def describe(self, batch: Batch) -> str:
+        found, train = self.encoding, self.prepared.train
+        read = [found.inputs and "kinds that are read alone", found.marks and "marks", found.values and "values"]
+        beside = [*(name for name in read if name), *(["static facts"] if found.static or found.static_categories else [])]
+        return (
+            f"{len(found.kinds)} kinds of events{', with ' + ', '.join(beside) if beside else ''}; {len(train):,} windows "
+            f"of at most {int((train.end - train.begin).max())} steps to train, {len(self.prepared.valid):,} held out"
+        )
+
+    def summary(self, run: Run, best_step: int) -> dict[str, Any]:
+        """The figures of the best validation's weights on all that is held out."""
+        path = run.best_checkpoint()
+        if path is None or best_step < 0:
+            return {"best": None}
+        model = EventModel.load(path)
+        self.best = self.score(model, torch.device("cpu"))
+        return {"best": {"step": best_step, **self.best}}
+
+    def closing(self, summary: Mapping[str, Any], run: Run, name: str) -> list[str]:
+        best = summary["best"]
+        if best is None or not summary["finished"]:
+            return []
+        return [
+            f"held out: {-best['valid_loss']:.4f} nats of log-likelihood an event or end of observation",
+            f"{summary['steps']} steps, {summary['seconds']:.0f} s; the run's own weights are those of the best "
+            f"validation, step {best['step']}",
+            f"run: {name}   (try: glissando events evaluate {name})",
+        ]
+
+
+def build(options: Mapping[str, Any], encoding: EventEncoding, found: Scales) -> EventModel:
+    """A new model of the table's sizes and scales."""
+    sizes: dict[str, Any] = {
+        "kinds": len(encoding.kinds), "codes": encoding.codes, "ties": encoding.ties,
+        "resolution": encoding.resolution, "marks": len(encoding.marks), "clock": encoding.clock,
+        "mark_categories": [2 + len(names) for names in encoding.mark_categories.values()],
+        "values": len(encoding.values.columns) if encoding.values is not None else 0, "static": len(encoding.static),
+        "static_categories": [2 + len(names) for names in encoding.static_categories.values()],
+    }  # fmt: skip
+    for name, size in sizes.items():
+        if options.get(name, size) != size:
+            raise ConfigError(f"model.{name} is {options[name]}, and the table has {size}: leave it out")
+    model = EventModel.from_config({**options, **sizes})
+    model.set_scales(**found._asdict())
+    return model
+
+
+@dataclass(frozen=True)
+class EventRun:
+    """A trained model and how it reads tables."""
+
+    model: EventModel
+    encoding: EventEncoding
+    data: EventsData
+
+    @classmethod
+    def open(cls, path: str | Path, trust_imports: bool = False) -> EventRun:
+        """Raises RunError for what is no run of events, or a model that was saved without data."""
+        config = Run.open(path).read_config(trust_imports, kind="events")
+        if "data" not in config or "encoding" not in config:
+            raise RunError(f"{path} is a model that was saved without data: load it with EventModel.load")
+        model = EventModel.load(path, trust_imports)
+        data = from_dict(EventsData, config["data"], "data")
+        return cls(model, from_dict(EventEncoding, config["encoding"], "encoding"), data)
+
+    def save(self, path: str | Path, overwrite: bool = False) -> None:
+        """Write a run directory that `open` opens, whole or not at all.
+
+        Raises RunError, before anything is written, where there is something at `path` that may not be replaced.
+        """
+        target = Path(path).expanduser()
+        require_replaceable(target, overwrite)
+        config = {"model": self.model.config, "data": self.data, "encoding": self.encoding}
+        plain = {"kind": "events", **{name: to_dict(part) for name, part in config.items()}}
+        publish_directory(target, lambda folder: Run.create(folder).write_model(self.model.state_dict(), plain))
+
+    def reading(self, options: Mapping[str, Any]) -> EventRun:
+        """The same model, which reads tables by other `options` of EventsData."""
+        return replace(self, data=from_dict(EventsData, {**to_dict(self.data), **options}, "data"))
+
+    def read(self, source: Any) -> EventLog:
+        """A new table, or frame, as the model reads it. Raises DataError for what it cannot read."""
+        return read_events(self.data, source, self.encoding)[0]
+
+    @property
+    def scales(self) -> Scales:
+        """Those that the model was trained with."""
+        model = self.model
+        buffers = {name: model.get_buffer(name).double().cpu().numpy() for name in Scales._fields if "wait" not in name}
+        waits = {"wait_mean": float(model.head.centre), "wait_scale": float(model.head.spread)}
+        return Scales(**{name: each if each.ndim else float(each) for name, each in buffers.items()}, **waits)
+
+    def windows(self, log: EventLog) -> Windows:
+        return windows_of(log, self.data, self.encoding, self.scales)
