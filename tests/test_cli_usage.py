@@ -20,6 +20,7 @@ LEAST = {
     "grow": ["nowhere", "--out", "x"],
     "compare": ["nowhere.yaml", "transformer-nano", "--budget", "tokens=1000", "--out", "x"],
     "series": ["evaluate", "nowhere"],
+    "events": ["evaluate", "nowhere"],
     "steer": ["nowhere", "--out", "x"],
     "models": ["storys"],
     "presets": ["transformer-nan"],

@@ -62,7 +62,7 @@ def test_positional_arguments_are_in_capitals(command, capsys):
         "glissando",
         command,
         "options",
-        *({"train", "evaluate", "predict", "example"} if command == "series" else ()),
+        *({"train", "evaluate", "predict", "example"} if command in ("series", "events") else ()),
     }
     assert set(words) <= actions | ({"build", "show"} if command == "laplacian" else set())
     listed = re.search(r"positional arguments:\n(.*?)\n\n", rest, re.DOTALL)

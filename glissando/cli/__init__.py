@@ -25,13 +25,14 @@ COMMANDS = {
     "compare": "train several models under one budget and write a report",
     "steer": "measure what a model's dials do to the texts of held-out prompts",
     "series": "train and evaluate a model of time series on a CSV or Parquet file",
+    "events": "train and evaluate a model of a log: when the next event comes, and of which kind",
     "models": "list the trained models in the package, or show one's card",
     "presets": "list the presets, or show one",
     "corpora": "list the corpora, or show samples of one",
 }
 
 #: commands whose product is no text on stdout
-_MAKERS = ("train", "series", "serve", "export", "grow", "compare", "steer")
+_MAKERS = ("train", "series", "events", "serve", "export", "grow", "compare", "steer")
 
 _USAGE = """usage: glissando COMMAND [options]
 

@@ -21,10 +21,8 @@ from glissando.cli.options import (
     require_out,
     whole,
 )
-from glissando.config import flat, merge
-from glissando.errors import ConfigError, RunError, nearest
-from glissando.presets import load_preset
-from glissando.yaml_files import read_options
+from glissando.cli.tables import USUAL, require_action, train_on_table
+from glissando.errors import ConfigError, RunError
 
 EXAMPLE = "glissando series train --data.path traces.csv --data.time t --out runs/series"
 _USAGE = """glissando series train --data.path FILE --out DIR [options]
@@ -36,8 +34,6 @@ _USAGE = """glissando series train --data.path FILE --out DIR [options]
 _TABLES = ("data.path", "data.valid_path", "data.static_path")
 #: how another table than that of the training is read
 _READING = ("data.static_path", "data.duplicates", "data.delimiter")
-#: rows and width of activations for which threads are chosen
-_USUAL = (1024, 64)
 #: the options that --help shows
 _COMMON = (
     "--preset", "--config", "--out", "--resume", "--file", "--horizon", "--every", "--quantiles",
@@ -59,22 +55,7 @@ _ACTIONS = {
 def main(arguments: Sequence[str]) -> None:
     """Train or resume, measure a run, or write an example's CSV."""
     options = parse(_parser(), arguments)
-    if options.action not in _ACTIONS:
-        close = nearest(options.action, _ACTIONS)
-        raise ConfigError(
-            f"action {options.action!r} is none of {', '.join(_ACTIONS)}"
-            + (f". Did you mean {close!r}?" if close else "")
-        )
-    for name in options.given:
-        dotted = name.partition(".")[0] in ("model", "data", "training")
-        if name not in _ACTIONS[options.action] and not (dotted and options.action == "train"):
-            raise ConfigError(f"--{name} is not an option of `series {options.action}`: leave it out")
-    if (options.run is None) == (options.action in ("evaluate", "predict")):
-        raise ConfigError(
-            f"`series {options.action}` needs a run directory: name it"
-            if options.run is None
-            else f"`series {options.action}` takes no {options.run!r}: leave it out"
-        )
+    require_action(options, "series", _ACTIONS, of_runs=("evaluate", "predict"))
     actions = {"train": _train, "evaluate": _evaluate, "predict": _predict, "example": _example}
     actions[options.action](options)
 
@@ -111,41 +92,15 @@ def _parser() -> Parser:
 
 
 def _train(options: Options) -> None:
-    from glissando.imports import imported
-    from glissando.process import prepare_to_train
-    from glissando.series.task import SeriesRunConfig, series_config
-    from glissando.threads import threads_of
-    from glissando.training.config import MACHINE
-    from glissando.training.fit import resume, train
-    from glissando.training.mirroring import old_place
+    from glissando.series.task import SeriesRunConfig
 
-    prepare_to_train()
-    if options.resume is not None:
-        machine = [f"training.{name}" for name in MACHINE]
-        taken = ("resume", "threads", "import", *_TABLES, *machine)
-        if others := [name for name in options.given if name not in taken]:
-            raise ConfigError(
-                f"--resume continues exactly as {options.resume} was trained, and takes only options of the machine "
-                f"and the new place of its tables, --{' and --'.join(_TABLES)}; leave --{others[0]} out"
-            )
-        choose_threads(options, *_USUAL, before=threads_of(old_place(options.resume)[0]))
-        tables = flat({"data": options.sections.get("data", {})})
-        resume(options.resume, options.sections.get("training", {}), texts=tables, kind=SeriesRunConfig)
-        return
-    require_out(options, "name the run directory to make, such as --out runs/series")
-    file = {} if options.config is None else dict(read_options(options.config, f"--config {options.config}"))
-    preset = options.preset or file.get("preset") or "liquid-series"
-    chosen = {name: value for name, value in load_preset(preset, "series").items() if name != "about"}
-    last = {"preset": preset, "imports": imported()}
-    config = series_config(merge(SeriesRunConfig, chosen, file, options.sections, last))
-    choose_threads(options, *_USUAL)
-    train(config, options.out)
+    train_on_table(options, SeriesRunConfig, "series", "liquid-series", _TABLES)
 
 
 def _evaluate(options: Options) -> None:
     from glissando.series.evaluation import evaluate
 
-    choose_threads(options, *_USUAL)
+    choose_threads(options, *USUAL)
     if options.horizon is not None and options.origins is None:
         raise ConfigError("--horizon is of forecasts from rolling origins: add --origins 5, or leave it out")
     reading = options.sections.get("data", {})
@@ -179,7 +134,7 @@ def _predict(options: Options) -> None:
         raise ConfigError("--file is missing: name the table that ends where the forecast begins")
     require_out(options, "name the CSV to write, such as --out forecast.csv")
     require_absent(options.out)
-    choose_threads(options, *_USUAL)
+    choose_threads(options, *USUAL)
     run = SeriesRun.open(options.run).reading(options.sections.get("data", {}))
     asked = {"horizon": options.horizon, "quantiles": options.quantiles, "every": options.every}
     asked |= {"samples": options.samples, "future": options.future, "seed": options.seed}

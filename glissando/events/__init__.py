@@ -1,1 +1,44 @@
-"""Events at their own times: of what kind the next one is, and when."""
+"""Events at their own times: logs, models of them, and when the next event comes and of which kind it is.
+
+    tables -> EventLog -> EventModel
+
+`EventModel` is the model (glissando.events.model), `EventLog` the series that it is trained on (glissando.events.log),
+`EventRun` a trained model and how it reads tables (glissando.events.task).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+_HOMES = {
+    "EventConfig": "model",
+    "EventEncoding": "log",
+    "EventLog": "log",
+    "EventModel": "model",
+    "EventRun": "task",
+    "EventsData": "options",
+    "read_events": "reading",
+}
+__all__ = sorted(_HOMES)
+
+if TYPE_CHECKING:
+    from glissando.events.log import EventEncoding as EventEncoding
+    from glissando.events.log import EventLog as EventLog
+    from glissando.events.model import EventConfig as EventConfig
+    from glissando.events.model import EventModel as EventModel
+    from glissando.events.options import EventsData as EventsData
+    from glissando.events.reading import read_events as read_events
+    from glissando.events.task import EventRun as EventRun
+
+
+def __getattr__(name: str) -> Any:
+    # PyTorch takes a second to import, and a table needs none of it.
+    if name not in _HOMES:
+        raise AttributeError(f"module 'glissando.events' has no attribute {name!r}")
+    from importlib import import_module
+
+    return getattr(import_module(f"glissando.events.{_HOMES[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    return __all__

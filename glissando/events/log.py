@@ -1,11 +1,11 @@
 """A log of events as a model reads it: series of steps, and what of them is predicted.
 
-A step is an event, an observation of values, or the start of prediction. At one time the predicted events come first, by
-the index of their kind, then events that are read alone, then values, then the start, so that nothing that is predicted
-comes after what is known at its own time.
+A step is an event, an observation of values, or the start of prediction. At one time the predicted events come first,
+by the index of their kind, then events that are read alone, then values, then the start, so that nothing that is
+predicted comes after what is known at its own time.
 
-Letters: S series, N steps of all series together, M numeric and Q categorical marks, K channels of values, P numeric and
-R categorical static columns.
+Letters: S series, N steps of all series together, M numeric and Q categorical marks, K channels of values, P numeric
+and R categorical static columns.
 """
 
 from __future__ import annotations

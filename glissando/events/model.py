@@ -2,10 +2,10 @@
 
     kinds, gaps, marks, facts, values -> features -> linear -> depth -> norm -> h -> when the next event comes, and what
 
-A step is an event, an observation of values, or the start of prediction. States age over the time between steps and take
-each step as an impulse. From the features h after a step follow the probability that another event comes at the same
-time, the distribution of the wait until the next one, and that of its kind given the wait; none of it is read. Times
-are in the units of the data: the scales are part of the model, and do nothing until `set_scales`.
+A step is an event, an observation of values, or the start of prediction. States age over the time between steps and
+take each step as an impulse. From the features h after a step follow the probability that another event comes at the
+same time, the distribution of the wait until the next one, and that of its kind given the wait; none of it is read.
+Times are in the units of the data: the scales are part of the model, and do nothing until `set_scales`.
 """
 
 from __future__ import annotations
@@ -42,9 +42,10 @@ class EventConfig(BackboneConfig):
     """Configuration of a model of events.
 
     kinds              K, number of kinds that are predicted: codes 2 to K + 1
-    codes              number of codes of a step: 0 no event, 1 an unknown kind, the K kinds, and kinds that are read alone
-    head               of the wait and the kind: `mixture` of log-normals, or `intensity` of decaying hazards, for events
-                       that excite others; see glissando.events.heads
+    codes              number of codes of a step: 0 no event, 1 an unknown kind, the K kinds, and those that are read
+                       alone
+    head               of the wait and the kind: `mixture` of log-normals, or `intensity` of decaying hazards, for
+                       events that excite others; see glissando.events.heads
     components         number of log-normals, or of decays
     ties               whether several events may have one time
     resolution         unit that times are rounded up to, in the unit of the data; 0: they are exact
@@ -93,6 +94,12 @@ class EventModel(Backbone):
     config: EventConfig
     _inputs, _kind = "the steps", "events"
     time_scale: Tensor  # ()
+    mark_mean: Tensor  # (M,)
+    mark_scale: Tensor  # (M,)
+    value_mean: Tensor  # (K,)
+    value_scale: Tensor  # (K,)
+    static_mean: Tensor  # (P,)
+    static_scale: Tensor  # (P,)
     log_mean: Tensor  # ()
     log_scale: Tensor  # ()
 
@@ -336,8 +343,8 @@ class EventModel(Backbone):
             elif not taken:
                 raise InputError(f"{name} was given, and this model takes none: leave it out")
             elif not isinstance(part, Tensor) or part.shape != shape:
-                what = tuple(part.shape) if isinstance(part, Tensor) else f"a {type(part).__name__}"
-                raise InputError(f"{name} must be a tensor {shape} for codes {tuple(codes.shape)}, got {what}")
+                found = tuple(part.shape) if isinstance(part, Tensor) else f"a {type(part).__name__}"
+                raise InputError(f"{name} must be a tensor {shape} for codes {tuple(codes.shape)}, got {found}")
         if (dt := parts["dt"]) is not None:
             require_time(dt)
 

@@ -33,15 +33,15 @@ class EventsData:
     categorical     columns among marks and static that hold categories; those of texts are without being named
     static          columns that do not vary within a series
     static_path     second table with the static columns and the column `group`, one row a series
-    values_path     third table with measured values, and the columns `group` and `time`: they are read and not predicted
+    values_path     third table with measured values, and the columns `group` and `time`: they are read, not predicted
     channel         of a long table of values: the column that names what was measured
     value           of a long table of values: the column with what was measured
     columns         channels of the table of values to read: a,b,c; if empty, all
-    start           when prediction starts: a time, or a column of times; what comes before it is read, and not predicted;
+    start           when prediction starts: a time, or a column of times; what comes before it is read, not predicted;
                     by default the first event of each series
     end             when observation ends: a time, or a column of times; by default the last event of each series
-    resolution      unit that the times are rounded up to, such as 1d; 0: none, times are exact; by default found from the
-                    times
+    resolution      unit that the times are rounded up to, such as 1d; 0: none, times are exact; by default found from
+                    the times
     split           series: whole series are held out; future: the end of each; by default series, if there are several
     window          number of steps of a training window
     batch_size      number of windows of a batch

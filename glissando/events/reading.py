@@ -10,10 +10,10 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from glissando.errors import ConfigError, DataError, unknown_name
+from glissando.events.inspection import described, listed
 from glissando.events.log import FIRST, NONE, UNKNOWN, EventEncoding, EventLog
 from glissando.events.options import EventsData
 from glissando.series import tables
-from glissando.series.inspection import duration
 from glissando.series.options import SeriesData
 from glissando.series.panel import MISSING, Clock, Panel
 from glissando.series.reading import read_panel
@@ -191,8 +191,8 @@ class _Reader:
             row, before = order[unequal[0]], first[position[unequal[0]]]
             cells = home.columns[text].values
             raise DataError(
-                f"{home.at(row, text)}: data.{option} of {self.names[series[row]]!r} is {cells[row]}, and in {home.unit} "
-                f"{home.places[before]} it is {cells[before]}: a series has one, correct the table"
+                f"{home.at(row, text)}: data.{option} of {self.names[series[row]]!r} is {cells[row]}, and in "
+                f"{home.unit} {home.places[before]} it is {cells[before]}: a series has one, correct the table"
             )
         return Times(found.ticks[first], found.per), series[first]
 
@@ -222,10 +222,11 @@ class _Reader:
             inputs = [*data.inputs, *(name for name in names if name not in {*kinds, *data.inputs})]
             if not kinds:
                 raise DataError(
-                    f"{table.source} has no event to predict: all are of data.inputs, before data.start or after data.end"
+                    f"{table.source} has no event to predict: all are of data.inputs, before data.start or after "
+                    "data.end"
                 )
             if others := inputs[len(data.inputs) :]:
-                self.report.append(f"read and not predicted, as none is between start and end: {_listed(others)}")
+                self.report.append(f"read and not predicted, as none is between start and end: {listed(others)}")
             self.fixed = replace(self.fixed, kinds=kinds, inputs=inputs)
         place = {name: FIRST + n for n, name in enumerate([*self.fixed.kinds, *self.fixed.inputs])}
         codes = np.array([place.get(name, UNKNOWN) for name in names], np.int64)[raw]
@@ -233,7 +234,7 @@ class _Reader:
             strange = [name for name in names if name not in place]
             self.report.append(
                 f"{unknown:,} events of kinds that training does not know are read as unknown and not scored: "
-                f"{_listed(strange)}"
+                f"{listed(strange)}"
             )
         return codes, raw
 
@@ -270,13 +271,13 @@ class _Reader:
         if wrong := np.flatnonzero(ends_first).tolist():
             self.report.append(
                 f"{len(wrong):,} series whose observation ends at or before its start are left out: "
-                f"{_listed([self.names[s] for s in wrong])}"
+                f"{listed([self.names[s] for s in wrong])}"
             )
         unbegun = np.zeros(count, bool)
         if self.data.start is not None and (unbegun := ~since.known).any():
             self.report.append(
                 f"{int(unbegun.sum()):,} series without data.start are left out: "
-                f"{_listed([self.names[s] for s in np.flatnonzero(unbegun)])}"
+                f"{listed([self.names[s] for s in np.flatnonzero(unbegun)])}"
             )
         kept &= ~(ends_first | unbegun)[series]
         kept &= (np.bincount(series[kept & (steps.rank != _VALUES)], minlength=count) > 0)[series]
@@ -420,9 +421,10 @@ class _Reader:
                 resolution=self._resolution(steps, end, until, line, clock, gaps[scored & (gaps > 0)]),
             )  # fmt: skip
         rows = np.where(steps.row >= 0, self.table.places[steps.row], 0)
+        times_ = (steps.ticks - first[series]) / line.per
         log = EventLog(
-            [self.names[s] for s in present], starts, (steps.ticks - first[series]) / line.per, gaps, steps.code, scored,
-            marks, mark_codes, values, static, static_codes, (begin - first) / line.per, (end - first) / line.per,
+            [self.names[s] for s in present], starts, times_, gaps, steps.code, scored, marks, mark_codes, values,
+            static, static_codes, (begin - first) / line.per, (end - first) / line.per,
             until.known[present], self._phases(steps.ticks, line), rows, clock, [], self.table.source, self.table.unit,
         )  # fmt: skip
         return log._replace(report=[*described(log, self.fixed, self.data), *self.report]), self.fixed
@@ -439,7 +441,7 @@ class _Reader:
     def _resolution(
         self, steps: _Steps, end: np.ndarray, until: _Moments, line: _Line, clock: Clock, waits: np.ndarray
     ) -> float:
-        """The unit that times are rounded to, in the unit of the times: data.resolution, or what all are multiples of."""
+        """data.resolution in the unit of the times, or what all are multiples of."""
         text = self.data.resolution
         if text is not None:
             return 0.0 if text.strip() in ("0", "0.0") else clock.span(text, "data.resolution")
@@ -449,70 +451,6 @@ class _Reader:
         apart = np.r_[steps.ticks[steps.row >= 0], known]
         found = float(math.gcd(*np.unique(apart - apart[0]).tolist())) / line.per
         return found if found >= _FINE * float(np.median(waits)) else 0.0
-
-
-def described(log: EventLog, encoding: EventEncoding, data: EventsData) -> list[str]:
-    """What was read: series, events by kind, ties, resolution, the median gap, and how much is censored."""
-    scored, names = log.scored, encoding.kinds
-    counts = np.bincount(log.codes[scored] - FIRST, minlength=len(names))
-    kinds = ", ".join(f"{name} {count:,}" for name, count in list(zip(names, counts, strict=True))[:12])
-    lines = [
-        f"{log.source}: {_counted(len(log.names), 'series')}, {_counted(int(scored.sum()), 'event')} of "
-        f"{_counted(len(names), 'kind')} to predict: {kinds}{', ...' if len(names) > 12 else ''}"
-    ]
-    is_event = log.codes != NONE
-    if before := int((is_event & ~scored & (log.codes < FIRST + len(names)) & (log.codes >= FIRST)).sum()):
-        why = "at the start of their series" if data.start is None else f"at or before data.start ({data.start})"
-        lines.append(f"{_counted(before, 'event')} {why}: read, and not predicted")
-    inputs = np.bincount(log.codes, minlength=encoding.codes)[FIRST + len(names) :]
-    if encoding.inputs:
-        each = ", ".join(f"{name} {count:,}" for name, count in zip(encoding.inputs, inputs, strict=True))
-        lines.append(f"read, and not predicted: {each}")
-    later = np.ones(len(log.times), bool)
-    later[log.starts[:-1]] = False
-    tied = later & scored & (log.gaps == 0) & np.r_[False, scored[:-1]]
-    if tied.any():
-        what = "predicted as sets" if encoding.ties else "training has none such: read, and not scored"
-        lines.append(f"{_counted(int(tied.sum()), 'event')} at the time of another of the same series: {what}")
-    gaps = log.gaps[later & (log.gaps > 0)]
-    if len(gaps):
-        lines.append(f"median gap {_time(float(np.median(gaps)), encoding)}{_assumed(encoding, data)}")
-    if encoding.resolution:
-        lines.append(
-            f"resolution {_time(encoding.resolution, encoding)}: a likelihood is the probability of that interval "
-            "(--data.resolution 0 for exact times)"
-        )
-    else:
-        lines.append("times are exact: a likelihood is a density (--data.resolution for rounded ones)")
-    ends = int((log.ended & (log.until > log.times[log.starts[1:] - 1])).sum())
-    if log.ended.any():
-        without = len(log.names) - len(np.unique(log.series[scored]))
-        share = 100 * ends / max(1, ends + int(scored.sum()))
-        lines.append(
-            f"{_counted(ends, 'wait')} censored by the end of observation, {share:.0f} % of all waits; "
-            f"{without:,} series without an event to predict"
-        )
-    else:
-        lines.append("each series ends with its last event: if it was observed for longer, say until when: --data.end")
-    return lines
-
-
-def _assumed(encoding: EventEncoding, data: EventsData) -> str:
-    if encoding.time_form == "date" or data.time_unit is not None:
-        return ""
-    return f": the numbers {data.time} are read in {encoding.unit}; if they are not, give --data.time_unit"
-
-
-def _time(time: float, encoding: EventEncoding) -> str:
-    return duration(time) if encoding.time_form == "date" else f"{time:.6g} {encoding.unit}"
-
-
-def _counted(count: int, what: str) -> str:
-    return f"{count:,} {what}{'s' * (count != 1 and what != 'series')}"
-
-
-def _listed(names: Sequence[str], most: int = 5) -> str:
-    return ", ".join(names[:most]) + (f", ... ({len(names):,} in all)" if len(names) > most else "")
 
 
 def _common(parts: Sequence[Times]) -> tuple[list[np.ndarray], _Line]:
@@ -531,7 +469,9 @@ def _since(part: Times, per: int, origin: int) -> np.ndarray:
         return part.ticks * factor - origin
     found = part.ticks.astype(object) * factor - origin
     if len(found) and max(found) >= 2**62:
-        raise DataError("the times of the tables lie too far apart for their digits: round them, or correct the outlier")
+        raise DataError(
+            "the times of the tables lie too far apart for their digits: round them, or correct the outlier"
+        )
     return found.astype(np.int64)
 
 

@@ -182,9 +182,7 @@ class EventsTask(Task):
         found = call(model, batch, compiled=self.config.training.compile)
         return Loss(-(found.time.sum() + found.kind.sum()), batch.weight)
 
-    def score(
-        self, model: EventModel, device: torch.device, stride: int = 1, shard: Shard = WHOLE
-    ) -> dict[str, float]:
+    def score(self, model: EventModel, device: torch.device, stride: int = 1, shard: Shard = WHOLE) -> dict[str, float]:
         """Every process scores all windows, which are few."""
         time, kind, weight, events = 0.0, 0.0, 0, 0
         was = model.training
@@ -209,11 +207,14 @@ class EventsTask(Task):
 
     def describe(self, batch: Batch) -> str:
         found, train = self.encoding, self.prepared.train
-        read = [found.inputs and "kinds that are read alone", found.marks and "marks", found.values and "values"]
-        beside = [*(name for name in read if name), *(["static facts"] if found.static or found.static_categories else [])]
+        also = {
+            "kinds that are read alone": found.inputs, "marks": found.marks or found.mark_categories,
+            "values": found.values, "static facts": found.static or found.static_categories,
+        }  # fmt: skip
+        beside = ", ".join(name for name, read in also.items() if read)
         return (
-            f"{len(found.kinds)} kinds of events{', with ' + ', '.join(beside) if beside else ''}; {len(train):,} windows "
-            f"of at most {int((train.end - train.begin).max())} steps to train, {len(self.prepared.valid):,} held out"
+            f"{len(found.kinds)} kinds of events{', with ' * bool(beside)}{beside}; {len(train):,} windows of at most "
+            f"{int((train.end - train.begin).max())} steps to train, {len(self.prepared.valid):,} held out"
         )
 
     def summary(self, run: Run, best_step: int) -> dict[str, Any]:
@@ -294,10 +295,9 @@ class EventRun:
     @property
     def scales(self) -> Scales:
         """Those that the model was trained with."""
-        model = self.model
-        buffers = {name: model.get_buffer(name).double().cpu().numpy() for name in Scales._fields if "wait" not in name}
-        waits = {"wait_mean": float(model.head.centre), "wait_scale": float(model.head.spread)}
-        return Scales(**{name: each if each.ndim else float(each) for name, each in buffers.items()}, **waits)
+        *parts, time, mean, scale = (self.model.get_buffer(name).double().cpu().numpy() for name in Scales._fields[:-2])
+        head = self.model.head
+        return Scales._make([*parts, float(time), float(mean), float(scale), float(head.centre), float(head.spread)])
 
     def windows(self, log: EventLog) -> Windows:
         return windows_of(log, self.data, self.encoding, self.scales)

@@ -48,6 +48,8 @@ def how_to_open(path: Path, kind: str | None) -> str:
     if kind == "series":
         use = f"use `glissando series evaluate {name} --file FILE`, or glissando.SeriesModel.load({name!r})"
         return f"{name} predicts numbers: {use}. Language models in the package: {', '.join(language_models())}"
+    if kind == "events":
+        return f"{name} predicts events: use `glissando events evaluate {name}`, or EventModel.load({name!r})"
     opened = f"use the other commands, or glissando.load({name!r})" if kind is None else "its kind is unknown"
     return f"{name} holds a model of {kind or 'language'}: {opened}"
 

@@ -1,0 +1,85 @@
+"""glissando events: models of logs, trained and measured on a CSV or Parquet file."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Sequence
+
+from glissando.cli.options import (
+    Options,
+    Parser,
+    add_import_option,
+    add_threads_option,
+    choose_threads,
+    parse,
+    parser_for,
+)
+from glissando.cli.tables import USUAL, require_action, train_on_table
+from glissando.errors import ConfigError
+
+EXAMPLE = "glissando events train --data.path log.csv --data.group id --data.time t --data.kind event --out runs/events"
+_USAGE = """glissando events train --data.path FILE --data.time COLUMN --out DIR [options]
+       glissando events train --resume RUN
+       glissando events evaluate RUN [--file FILE]"""
+#: a run's tables, which may have moved before it is resumed
+_TABLES = ("data.path", "data.valid_path", "data.static_path", "data.values_path")
+#: how another table than that of the training is read
+_READING = ("data.static_path", "data.values_path", "data.start", "data.end", "data.delimiter")
+_COMMON = (
+    "--preset", "--out", "--resume", "--threads", "--data.path", "--data.time", "--data.group", "--data.kind",
+    "--data.start", "--data.end", "--model.head", "--training.epochs", "--training.learning_rate",
+)  # fmt: skip
+#: action -> its plain options; the dotted ones are for training
+_ACTIONS = {
+    "train": ("preset", "config", "out", "resume", "threads", "import"),
+    "evaluate": ("file", "json", "threads", "import", *_READING),
+}
+
+
+def main(arguments: Sequence[str]) -> None:
+    """Train or resume, or measure a run."""
+    options = parse(_parser(), arguments)
+    require_action(options, "events", _ACTIONS, of_runs=("evaluate",))
+    {"train": _train, "evaluate": _evaluate}[options.action](options)
+
+
+def _parser() -> Parser:
+    from glissando.events.model import EventConfig
+    from glissando.events.options import EventsData
+    from glissando.training.config import TrainingConfig
+
+    parser = parser_for("events", "Train a model of a log of events, and measure it.", EXAMPLE, _USAGE)
+    parser.add_argument("action", help="train or evaluate")
+    parser.add_argument("run", nargs="?", help="for evaluate: run directory, or one of its checkpoints")
+    parser.add_argument("--preset", help="for train: delta-events (default) or spectral-events")
+    parser.add_argument("--config", metavar="FILE", help="for train: YAML file of options")
+    parser.add_argument("--out", help="for train: run directory to create")
+    parser.add_argument("--resume", metavar="RUN", help="for train: run to continue")
+    parser.add_argument("--file", help="for evaluate: a table to score, all of it")
+    parser.add_argument("--json", action="store_true", help="for evaluate: print JSON")
+    add_threads_option(parser)
+    add_import_option(parser)
+    sections = {"data": EventsData, "model": EventConfig, "training": TrainingConfig}
+    parser.add_sections(tuple(sections), lambda: sections)
+    parser.common = _COMMON
+    return parser
+
+
+def _train(options: Options) -> None:
+    from glissando.events.task import EventsRunConfig
+
+    train_on_table(options, EventsRunConfig, "events", "delta-events", _TABLES)
+
+
+def _evaluate(options: Options) -> None:
+    from glissando.events.evaluation import evaluate
+
+    choose_threads(options, *USUAL)
+    reading = options.sections.get("data", {})
+    if reading and options.file is None:
+        raise ConfigError(f"--data.{next(iter(reading))} is of another table: add --file FILE, or leave it out")
+    found, lines = evaluate(options.run, options.file, reading)
+    for line in lines:
+        print(line, file=sys.stderr)
+    print(json.dumps(found.as_dict(), indent=2) if options.json else found.table())

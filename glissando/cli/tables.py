@@ -1,0 +1,82 @@
+"""Training on a table, which `series train` and `events train` share."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import Any
+
+from glissando.cli.options import Options, choose_threads, require_out
+from glissando.config import flat, from_dict, merge
+from glissando.errors import ConfigError, nearest
+from glissando.presets import load_preset
+from glissando.yaml_files import read_options
+
+#: rows and width of activations for which threads are chosen
+USUAL = (1024, 64)
+
+
+def require_action(
+    options: Options, command: str, actions: dict[str, tuple[str, ...]], of_runs: Collection[str]
+) -> None:
+    """Raise ConfigError for an action that the command has not, an option that is not the action's, and a run that is
+    missing or too many.
+
+    actions  action -> its plain options; the dotted ones are for training
+    of_runs  the actions that take a run
+    """
+    if options.action not in actions:
+        close = nearest(options.action, actions)
+        raise ConfigError(
+            f"action {options.action!r} is none of {', '.join(actions)}"
+            + (f". Did you mean {close!r}?" if close else "")
+        )
+    for name in options.given:
+        dotted = name.partition(".")[0] in ("model", "data", "training")
+        if name not in actions[options.action] and not (dotted and options.action == "train"):
+            raise ConfigError(f"--{name} is not an option of `{command} {options.action}`: leave it out")
+    if (options.run is None) == (options.action in of_runs):
+        raise ConfigError(
+            f"`{command} {options.action}` needs a run directory: name it"
+            if options.run is None
+            else f"`{command} {options.action}` takes no {options.run!r}: leave it out"
+        )
+
+
+def train_on_table(options: Options, kind: Any, folder: str, usual: str, tables: Collection[str]) -> None:
+    """Train a new run, or resume one.
+
+    Args:
+        options: Of the command.
+        kind: The class of the run's configuration.
+        folder: Of the presets.
+        usual: The preset where none is named.
+        tables: Options that name the run's tables, which may have moved before it is resumed.
+    """
+    from glissando.imports import imported
+    from glissando.process import prepare_to_train
+    from glissando.threads import threads_of
+    from glissando.training.config import MACHINE
+    from glissando.training.fit import resume, train
+    from glissando.training.mirroring import old_place
+
+    prepare_to_train()
+    if options.resume is not None:
+        machine = [f"training.{name}" for name in MACHINE]
+        taken = ("resume", "threads", "import", *tables, *machine)
+        if others := [name for name in options.given if name not in taken]:
+            raise ConfigError(
+                f"--resume continues exactly as {options.resume} was trained, and takes only options of the machine "
+                f"and the new place of its tables, --{' and --'.join(tables)}; leave --{others[0]} out"
+            )
+        choose_threads(options, *USUAL, before=threads_of(old_place(options.resume)[0]))
+        moved = flat({"data": options.sections.get("data", {})})
+        resume(options.resume, options.sections.get("training", {}), texts=moved, kind=kind)
+        return
+    require_out(options, f"name the run directory to make, such as --out runs/{folder}")
+    file = {} if options.config is None else dict(read_options(options.config, f"--config {options.config}"))
+    preset = options.preset or file.get("preset") or usual
+    chosen = {name: value for name, value in load_preset(preset, folder).items() if name != "about"}
+    last = {"preset": preset, "imports": imported()}
+    config = from_dict(kind, {"data": {}, **merge(kind, chosen, file, options.sections, last)})
+    choose_threads(options, *USUAL)
+    train(config, options.out)

@@ -1,0 +1,293 @@
+"""Events: the log that is read, what a model knows at each step, and what it is scored on."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pandas
+import pytest
+import torch
+
+from glissando.cli import main
+from glissando.config import from_dict, to_dict
+from glissando.errors import ConfigError, DataError, UnknownNameError
+from glissando.events.batches import After, Steps, Targets, Windows, scales
+from glissando.events.log import parts
+from glissando.events.options import EventsData
+from glissando.events.reading import read_events
+from glissando.events.task import build, call, prepare
+
+
+def frame(text: str) -> pandas.DataFrame:
+    """A frame of lines `id t kind`."""
+    rows = [line.split() for line in text.strip().splitlines()]
+    return pandas.DataFrame(rows, columns=["id", "t", "kind"])
+
+
+def read(source, encoding=None, **more):
+    data = from_dict(EventsData, {"group": "id", "time": "t", "kind": "kind", "time_unit": "d", **more}, "data")
+    return read_events(data, source, encoding)
+
+
+def table(tmp_path, text: str, name: str = "facts.csv") -> str:
+    path = tmp_path / name
+    path.write_text("\n".join(",".join(line.split()) for line in text.strip().splitlines()) + "\n")
+    return str(path)
+
+
+def logs(count: int = 12, length: int = 30, kinds: int = 3, seed: int = 0, ties: float = 0.1) -> pandas.DataFrame:
+    """Random logs of whole days."""
+    chance = np.random.default_rng(seed)
+    rows = []
+    for series in range(count):
+        gaps = np.where(chance.random(length) < ties, 0, chance.geometric(0.2, length))
+        rows += [
+            (series, t, f"k{k}") for t, k in zip(np.cumsum(gaps), chance.integers(kinds, size=length), strict=True)
+        ]
+    return pandas.DataFrame(rows, columns=["id", "t", "kind"])
+
+
+def model_of(source, **more):
+    """A new model of a frame, in float64, with its windows."""
+    data = from_dict(
+        EventsData, {"group": "id", "time": "t", "kind": "kind", "time_unit": "d", "batch_size": 4, **more}, "data"
+    )
+    prepared = prepare(data, source=source)
+    torch.manual_seed(1)
+    options = {"hidden_size": 16, "mixer": {"kind": "delta", "heads": 2, "input": "impulse"}, "depth": {"layers": 1}}
+    model = build(options, prepared.encoding, prepared.scales).double().eval()
+    model.set_scales(**prepared.scales._asdict())
+    return model, prepared
+
+
+def total(model, log, prepared, size: int = 128, warm: int = 128) -> float:
+    """The log-likelihood of a log."""
+    steps = Steps.of(log, prepared.encoding, prepared.scales)
+    held = Windows.of(steps, len(prepared.encoding.kinds), size, 4, 0, warm)
+    with torch.no_grad():
+        found = [call(model, batch) for batch in held.scoring()]
+    return sum(float(each.time.sum() + each.kind.sum()) for each in found)
+
+
+# ---------------------------------------------------------------------- reading
+
+
+def test_events_are_sorted_merged_and_ordered_as_sets():
+    log, encoding = read(frame("a 5 y\na 1 x\na 5 x\na 5 x\nb 2 x\nb 4 x\na 9 x"))
+    assert encoding.kinds == ["x", "y"]
+    assert encoding.ties
+    assert log.names == ["a", "b"]
+    assert log.codes.tolist() == [2, 2, 3, 2, 2, 2]
+    assert log.times.tolist() == [0, 4, 4, 8, 0, 2]
+    assert log.scored.tolist() == [False, True, True, True, False, True]
+    assert any("merged" in line for line in log.report)
+    shuffled = frame("a 9 x\nb 4 x\na 5 x\na 5 y\na 1 x\nb 2 x")
+    again, _ = read(shuffled)
+    assert again.codes.tolist() == log.codes.tolist()
+    assert again.times.tolist() == log.times.tolist()
+
+
+def test_what_comes_after_each_step():
+    log, encoding = read(frame("a 1 x\na 5 x\na 5 y\na 9 x"), end="12", resolution="0")
+    after = After.of(log, encoding)
+    assert after.tie.tolist() == [-1, 1, 0, 0]
+    assert after.kind.tolist() == [0, 1, 0, -1]
+    assert after.wait.tolist() == [4, 0, 4, 3]
+    assert after.end.tolist() == [False, False, False, True]
+    assert after.weight.sum() == 4
+
+
+def test_start_and_end_by_column(tmp_path):
+    facts = table(tmp_path, "id stop sex\na 10 f\nb 8 m\nc 6 f\nd 0 m")
+    log, encoding = read(
+        frame("a -3 x\na 4 x\na 11 x\nb 0 y\nb 2 z"), start=0, end="stop", static_path=facts, static="sex"
+    )
+    assert log.names == ["a", "b", "c"]  # c has no event and is observed; d is observed for no time
+    assert encoding.kinds == ["x", "z"]
+    assert encoding.inputs == ["y"]
+    assert log.codes.tolist() == [2, 0, 2, 4, 0, 3, 0]
+    after = After.of(log, encoding)
+    assert after.wait.tolist() == [0, 4, 6, 0, 2, 6, 6]
+    assert after.kind.tolist() == [-1, 0, -1, -1, 1, -1, -1]
+    assert after.end.sum() == 3
+    assert encoding.static_categories == {"sex": ["f", "m"]}
+    assert any("1 events after the end" in line for line in log.report)
+    assert any("ends at or before its start" in line for line in log.report)
+
+
+def test_values_come_after_the_events_of_their_time(tmp_path):
+    values = table(tmp_path, "id t bp\na 5 120\na 7 110\nz 1 1", "values.csv")
+    log, encoding = read(frame("a 1 x\na 5 x\na 9 x"), values_path=values)
+    assert log.codes.tolist() == [2, 2, 0, 0, 2]
+    np.testing.assert_array_equal(log.values[:, 0], [np.nan, np.nan, 120, 110, np.nan])
+    after = After.of(log, encoding)
+    assert after.wait.tolist() == [4, 0, 2, 2, 0]  # nothing came until the value, then nothing, then the event
+    assert after.kind.tolist() == [0, -1, -1, 0, -1]
+
+
+def test_kinds_that_are_read_alone_and_unknown_ones():
+    log, encoding = read(frame("a 1 x\na 2 visit\na 3 x"), inputs="visit")
+    assert encoding.inputs == ["visit"]
+    assert log.scored.tolist() == [False, False, True]
+    new, _ = read(frame("a 1 x\na 2 strange\na 2 x\na 3 visit"), encoding)
+    assert new.codes.tolist() == [2, 2, 1, 3]
+    assert any("1 events of kinds" in line and "strange" in line for line in new.report)
+
+
+def test_resolution_is_found_and_said():
+    days, encoding = read(frame("a 1 x\na 4 x\na 9 x"))
+    assert encoding.resolution == 1.0
+    assert any("resolution 1 d" in line for line in days.report)
+    assert read(frame("a 1 x\na 4 x\na 9 x"), resolution="0")[1].resolution == 0
+    assert read(frame("a 1 x\na 4 x\na 9 x"), resolution="12h")[1].resolution == 0.5
+    assert read(frame("a 1.00001 x\na 4.5 x\na 9 x"))[1].resolution == 0
+
+
+def test_dates_have_a_clock():
+    log, encoding = read(frame("a 2026-01-05T06:00:00Z x\na 2026-01-08T18:00:00Z x"), time_unit=None)
+    assert encoding.clock
+    np.testing.assert_allclose(log.phases, [[0.25, 0.25 / 7], [0.75, 3.75 / 7]])  # 2026-01-05 is a Monday
+    assert log.clock.written([0], [log.times[1]]) == ["2026-01-08T18:00:00Z"]
+
+
+@pytest.mark.parametrize(
+    ("more", "error", "words"),
+    [
+        ({"time": None}, ConfigError, "data.time is missing"),
+        ({"kind": "knd"}, UnknownNameError, "kind"),
+        ({"inputs": "w"}, UnknownNameError, "'w'"),
+        ({"start": "soon"}, ConfigError, "neither a column"),
+        ({"end": "100", "start": "100"}, DataError, "no event to predict"),
+        ({"channel": "c", "value": "v"}, ConfigError, "data.values_path"),
+    ],
+)
+def test_mistakes_say_what_to_do(more, error, words):
+    with pytest.raises(error, match=words):
+        read(frame("a 1 x\na 2 y"), **more)
+
+
+def test_an_end_that_is_said_twice_differently(tmp_path):
+    facts = table(tmp_path, "id stop\na 10\na 12")
+    with pytest.raises(DataError, match=r"facts.csv, line 3, column 'stop'.*12, and in line 2 it is 10"):
+        read(frame("a 1 x\na 4 x"), start=0, end="stop", static_path=facts)
+
+
+# ---------------------------------------------------------------------- laws
+
+
+def test_the_likelihood_of_a_split_by_time_adds_up():
+    source = logs(ties=0.2)
+    model, prepared = model_of(source, split="future", end="200", resolution="1")
+    data = from_dict(EventsData, {"group": "id", "time": "t", "kind": "kind", "time_unit": "d", "end": "200"}, "data")
+    whole, _ = read_events(data, source, prepared.encoding)
+    train, held, _ = parts(whole, from_dict(EventsData, {"split": "future"}, "data"), 1.0)
+    both = total(model, train, prepared) + total(model, held, prepared)
+    assert both == pytest.approx(total(model, whole, prepared), abs=1e-9)
+
+
+def test_windows_with_a_whole_past_score_as_one():
+    source = logs(count=2, length=60)
+    model, prepared = model_of(source)
+    log = read(source, prepared.encoding)[0]
+    assert total(model, log, prepared, size=16, warm=128) == pytest.approx(total(model, log, prepared), abs=1e-9)
+
+
+def test_nothing_later_changes_what_comes_before():
+    model, _ = model_of(logs(ties=0.2))
+    codes = torch.tensor([[2, 3, 4, 2, 3]])
+    dt = torch.tensor([[0.0, 3, 0, 2, 5]], dtype=torch.float64)
+    with torch.no_grad():
+        before, _ = model(codes, dt=dt)
+        other = codes.clone()
+        other[0, 3] = 4
+        later = dt.clone()
+        later[0, 3:] = 9
+        changed, _ = model(other, dt=later)
+        tie = codes.clone()
+        tie[0, 2] = 3
+        tied, _ = model(tie, dt=dt)
+    assert torch.equal(before[:, :3], changed[:, :3])
+    assert not torch.equal(before[:, 3], changed[:, 3])
+    assert not torch.equal(before[:, 3], tied[:, 3])  # an event with dt = 0 changes what follows
+
+
+def test_the_split_law():
+    model, _ = model_of(logs())
+    codes, dt = torch.randint(2, 5, (2, 9)), torch.rand(2, 9, dtype=torch.float64)
+    with torch.no_grad():
+        whole, _ = model(codes, dt=dt)
+        one, state = model(codes[:, :4], model.init_state(2), dt=dt[:, :4])
+        other, _ = model(codes[:, 4:], state, dt=dt[:, 4:])
+    torch.testing.assert_close(torch.cat([one, other], 1), whole, rtol=0, atol=1e-10)
+
+
+def test_another_unit_of_time_shifts_densities_by_its_logarithm():
+    source = logs(ties=0.0)
+    model, prepared = model_of(source, resolution="0", end="300")
+    log, encoding = read(source, prepared.encoding, end="300")
+    hours = log._replace(times=24 * log.times, gaps=24 * log.gaps, since=24 * log.since, until=24 * log.until)
+    other = build(to_dict(model.config), encoding, prepared.scales).double().eval()
+    other.load_state_dict(model.state_dict())
+    found = prepared.scales._replace(time_scale=24 * prepared.scales.time_scale)
+    other.set_scales(**found._asdict())
+    count = int(log.scored.sum())
+    shift = total(model, log, prepared) - total(other, hours, prepared._replace(scales=found))
+    assert shift == pytest.approx(count * math.log(24), rel=1e-12)
+
+
+@torch.no_grad()
+def test_ties_and_waits_are_probabilities():
+    """What may follow a step within a horizon sums to one: a tie, each whole day and kind, and later."""
+    model, prepared = model_of(logs(ties=0.3))
+    kinds, days = len(prepared.encoding.kinds), 40
+    h = torch.randn(1, 16, dtype=torch.float64)
+    every = torch.tensor([(d, k) for d in range(days + 1) for k in range(kinds)])
+    tie = (every[:, 0] == 0).long()
+    possible = (tie == 0) | (every[:, 1] > 0)
+    n = len(every)
+    last = torch.zeros(n, dtype=torch.int64)
+    targets = Targets(torch.arange(n), every[:, 0].double(), torch.zeros(n).double(), every[:, 1], tie, last)
+    found = model.log_likelihood(h.expand(n, -1), targets)
+    later = Targets(
+        torch.zeros(1).long(), torch.tensor([float(days)]).double(), torch.zeros(1).double(), torch.tensor([-1]),
+        torch.tensor([0]), torch.tensor([0]),
+    )  # fmt: skip
+    rest = model.log_likelihood(h, later)
+    p = (found.time + found.kind).exp()
+    assert float(p[possible].sum() + (rest.time + rest.kind).exp()) == pytest.approx(1, abs=1e-9)
+    assert float(p[~possible].max()) == 0
+
+
+def test_scales_are_of_the_training_alone():
+    source = logs()
+    model, prepared = model_of(source)
+    after = After.of(prepared.train_log, prepared.encoding)
+    assert scales(prepared.train_log, after).time_scale == prepared.scales.time_scale
+    assert float(model.time_scale) == prepared.scales.time_scale
+
+
+# ---------------------------------------------------------------------- the command
+
+
+def test_train_and_evaluate(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    logs(count=20).to_csv("log.csv", index=False)
+    line = [
+        "events",
+        "train",
+        "--data.path",
+        "log.csv",
+        "--data.group",
+        "id",
+        "--data.time",
+        "t",
+        "--data.kind",
+        "kind",
+    ]
+    assert main([*line, "--training.steps", "3", "--threads", "1", "--out", "run"]) == 0
+    capsys.readouterr()
+    assert main(["events", "evaluate", "run", "--threads", "1"]) == 0
+    assert "log-likelihood an event" in capsys.readouterr().out
+    assert main(["events", "evaluate", "run", "--file", "log.csv", "--json", "--threads", "1"]) == 0
+    assert main(["series", "evaluate", "run", "--threads", "1"]) != 0
