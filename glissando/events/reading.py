@@ -62,7 +62,9 @@ def read_events(
         if getattr(data, option) and not getattr(data, needed):
             raise ConfigError(f"data.{option} needs data.{needed}: name that too, or leave data.{option} out")
     table = tables.read_table(data.path if source is None else source, data.delimiter)
-    facts = None if data.static_path is None else tables.read_table(data.static_path, data.delimiter)
+    facts = (
+        None if data.static_path is None else tables.read_table(data.static_path, data.delimiter, "data.static_path")
+    )
     for option in ("group", "time", "kind"):
         if (name := getattr(data, option)) is not None and name not in table.columns:
             raise unknown_name(f"column of {table.source} (data.{option})", name, table.columns)
@@ -291,7 +293,7 @@ class _Reader:
         data = self.data
         if data.values_path is None:
             return None, Times(np.empty(0, np.int64), 1)
-        table = tables.read_table(data.values_path, data.delimiter)
+        table = tables.read_table(data.values_path, data.delimiter, "data.values_path")
         options = SeriesData(
             group=data.group, time=data.time, time_format=self._form, time_unit=data.time_unit, channel=data.channel,
             value=data.value, columns=data.columns, task="forecast", duplicates="mean", delimiter=data.delimiter,
