@@ -1,0 +1,249 @@
+"""How good a model of events is, beside predictors without a network and, where it is known, the truth.
+
+Log-likelihoods are in nats an event: the sum over all waits, those without an event too, over the number of events.
+Intervals are bootstrap intervals over series, because the events of one series are not independent; of a single series,
+over stretches of 100 events.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from glissando.events.baselines import Floats, Observed, Predicted, baselines
+
+#: the row of what is known to be true
+TRUTH = "truth"
+#: resamples of the bootstrap, share of an interval, and steps of a stretch
+_RESAMPLES, _SHARE, _STRETCH = 500, 0.95, 100
+#: bins of probability in which kinds are counted
+_BINS = 20
+
+
+class Truth(NamedTuple):
+    """The log-likelihood of the truth, of n scored steps as in Predicted."""
+
+    time: Floats
+    kind: Floats
+
+
+class Residuals(NamedTuple):
+    """Integrated hazards between events, which are exponential with mean 1 where the model is right.
+
+    values    (N,) of each wait that ends with an event, or with observation
+    distance  of Kolmogorov and Smirnov to the exponential distribution
+    p         the probability of a larger one, if the model is right
+    """
+
+    values: Floats
+    distance: float
+    p: float
+
+
+class Score(NamedTuple):
+    """Figures by predictor: {"model": {"log_likelihood": -1.2, ...}, "poisson": ...}.
+
+    log_likelihood  nats an event, in the unit of the times; of it `time` and `kind`
+    next_time       mean absolute error of the median as a forecast of the wait
+    accuracy        share of events whose kind was the most likely one at their time
+    calibration     of the kinds: mean distance between predicted probability and frequency, over bins of probability
+    ks              distance of the residuals to the exponential distribution, and its probability ks_p
+    model_minus     the model's log_likelihood minus the predictor's; of `truth`, minus the model's excess
+
+    Figures that end in `_low` and `_high` are the ends of an interval over series.
+    """
+
+    events: int
+    ends: int
+    series: int
+    unit: str
+    figures: dict[str, dict[str, float]]
+
+    @property
+    def worse(self) -> list[str]:
+        """The baselines than which the model is not better."""
+        return [who for who, row in self.figures.items() if who not in ("model", TRUTH) and not row["model_minus"] > 0]
+
+    def as_dict(self) -> dict[str, Any]:
+        return {
+            "events": self.events, "ends": self.ends, "series": self.series, "unit": self.unit,
+            "figures": self.figures, "worse": self.worse,
+        }  # fmt: skip
+
+    def headline(self) -> str:
+        """Whether the model is worth keeping, and how far it is from the truth."""
+        if self.worse:
+            line = f"THE MODEL IS NO BETTER than {_listed(self.worse)}: train longer or on more data."
+        else:
+            line = f"The model is better than {_listed([who for who in self.figures if who not in ('model', TRUTH)])}."
+        if TRUTH in self.figures:
+            row = self.figures[TRUTH]
+            between = (
+                f" [{-row['model_minus_high']:.4f}, {-row['model_minus_low']:.4f}]" if "model_minus_low" in row else ""
+            )
+            line += f" It is {0 - row['model_minus']:.4f}{between} nats an event short of the truth."
+        return line
+
+    def table(self) -> str:
+        """The headline, then a line for each predictor."""
+        names = [name for row in self.figures.values() for name in row if not name.endswith(("_low", "_high"))]
+        columns = list(dict.fromkeys(names))
+        titles = {"next_time": f"next time ({self.unit})", "model_minus": "model minus", "ks_p": "ks p"}
+        lines = [["", *(titles.get(name, name.replace("_", " ")) for name in columns)]]
+        lines += [[who, *(_cell(row, name) for name in columns)] for who, row in self.figures.items()]
+        widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+        over = "series" if self.series > 1 else f"stretches of {_STRETCH} events"
+        return "\n".join(
+            [
+                self.headline(),
+                f"{self.events:,} events and {self.ends:,} ends of observation of {self.series:,} series; nats an "
+                f"event; in brackets {_SHARE:.0%} intervals, bootstrap over {over}",
+                *("  ".join(cell.ljust(n) for cell, n in zip(line, widths, strict=True)).rstrip() for line in lines),
+            ]
+        )
+
+
+def score(
+    held: Observed, model: Predicted, train: Observed | None, unit: str, truth: Truth | None = None, seed: int = 0
+) -> Score:
+    """The figures of a model on what is held out.
+
+    Args:
+        held: What came; at least one event.
+        model: What the model predicted of it.
+        train: What the model was trained on, to which the baselines are fitted; None: there are none.
+        unit: Of the times.
+        truth: Where it is known.
+        seed: Of the bootstrap, and of the draws within intervals.
+    """
+    predicted = {"model": model}
+    if train is not None:
+        predicted |= {each.name: each.predict(held) for each in baselines(train)}
+    if truth is not None:
+        predicted[TRUTH] = Predicted(*truth)
+    bootstrap = _Bootstrap(held, seed)
+    figures: dict[str, dict[str, float]] = {}
+    ours = bootstrap.ratios(model.time + model.kind)
+    for who, each in predicted.items():
+        row = {
+            "log_likelihood": float((each.time + each.kind).sum() / held.events),
+            "time": float(each.time.sum() / held.events), "kind": float(each.kind.sum() / held.events),
+        }  # fmt: skip
+        row |= _of_forecasts(held, each, seed)
+        resampled = bootstrap.ratios(each.time + each.kind)
+        if who == "model":
+            row |= bootstrap.interval("log_likelihood", resampled)
+        else:
+            row["model_minus"] = figures["model"]["log_likelihood"] - row["log_likelihood"]
+            row |= bootstrap.interval("model_minus", ours - resampled)
+        figures[who] = row
+    return Score(held.events, int(held.end.sum()), len(np.unique(held.series)), unit, figures)
+
+
+def _of_forecasts(held: Observed, each: Predicted, seed: int) -> dict[str, float]:
+    """What is known of a predictor beside its likelihood."""
+    row, arrives, event = {}, held.arrives, held.is_event
+    if each.median is not None and arrives.any():
+        row["next_time"] = float(np.abs(each.median - held.wait)[arrives].mean())
+    if each.kinds is not None and held.kinds > 1:
+        kinds = each.kinds[event]
+        row["accuracy"] = float((kinds.argmax(1) == held.kind[event]).mean())
+        row["calibration"] = calibration(np.exp(kinds), held.kind[event])
+    if each.low is not None and each.high is not None:
+        found = residuals(held, each.low, each.high, seed)
+        row |= {"ks": found.distance, "ks_p": found.p}
+    return row
+
+
+def residuals(held: Observed, low: Floats, high: Floats, seed: int = 0) -> Residuals:
+    """The hazard integrated from each event to the next.
+
+    One of an interval is drawn within it, and one that observation ends goes on by an exponential draw: both leave them
+    exponential where the model is right. Events at one time have no wait.
+
+    Args:
+        held: What came.
+        low: (n,) the integral over each wait, of an interval to its begin.
+        high: (n,) to its end; `low` where times are exact, or the wait is censored.
+        seed: Of the draws.
+    """
+    rng = np.random.default_rng(seed)
+    arrives, waits = held.arrives, held.wait > 0
+    inside = low - np.log1p(-rng.random(len(low)) * -np.expm1(low - high))
+    piece = np.where(arrives & (held.resolution > 0), inside, high)
+    last = np.append(held.series[1:] != held.series[:-1], True)
+    number = np.append(0, (arrives | last)[:-1].cumsum())
+    total = np.bincount(number, np.where(waits, piece, 0.0))
+    ended = np.bincount(number, arrives) > 0
+    waited = np.bincount(number, waits) > 0
+    values = np.sort((total + np.where(ended, 0.0, rng.exponential(size=len(total))))[waited])
+    count = len(values)
+    if not count:
+        return Residuals(values, 0.0, 1.0)
+    share = -np.expm1(-values)
+    steps = np.arange(count + 1) / count
+    distance = float(max((steps[1:] - share).max(), (share - steps[:-1]).max()))
+    return Residuals(values, distance, _kolmogorov(distance * np.sqrt(count)))
+
+
+def _kolmogorov(x: float) -> float:
+    """P(K > x) of Kolmogorov's distribution."""
+    j = np.arange(1, 101)
+    if x < 1.18:  # the other series converges there
+        cdf = np.sqrt(2 * np.pi) / max(x, 1e-9) * np.exp(-((2 * j - 1) ** 2) * np.pi**2 / (8 * max(x, 0.04) ** 2)).sum()
+        return float(min(1.0, max(0.0, 1 - cdf)))
+    return float(2 * ((-1.0) ** (j - 1) * np.exp(-2 * j**2 * x**2)).sum())
+
+
+def calibration(chances: Floats, kind: np.ndarray) -> float:
+    """The mean distance of predicted probabilities (N, K) from how often such kinds came, over bins of probability."""
+    came = np.eye(chances.shape[1])[kind].ravel()
+    chance = chances.ravel()
+    place = (chance * _BINS).astype(np.int64).clip(0, _BINS - 1)
+    count = np.bincount(place, minlength=_BINS)
+    gap = np.abs(np.bincount(place, chance - came, minlength=_BINS))
+    return float(gap.sum() / count.sum())
+
+
+class _Bootstrap:
+    """Sums over resampled series over their numbers of events, the same resamples for every sum."""
+
+    def __init__(self, held: Observed, seed: int) -> None:
+        _, self._index = np.unique(held.series, return_inverse=True)
+        if self._index.max() == 0:
+            self._index = np.arange(len(held.series)) // _STRETCH
+        self._count = int(self._index.max()) + 1
+        rng = np.random.default_rng(seed)
+        self._weights = rng.multinomial(self._count, np.full(self._count, 1 / self._count), _RESAMPLES)
+        self._events = self._weights @ np.bincount(self._index, held.is_event)
+
+    def ratios(self, values: Floats) -> Floats:
+        """(R,) the sum of the values (n,) of each resample over its events."""
+        return self._weights @ np.bincount(self._index, values) / np.maximum(self._events, 1)
+
+    def interval(self, name: str, figures: Floats) -> dict[str, float]:
+        """The ends of the interval of a figure (R,) of each resample; none of a single stretch."""
+        if self._count < 2:
+            return {}
+        low, high = np.quantile(figures, [(1 - _SHARE) / 2, (1 + _SHARE) / 2])
+        return {f"{name}_low": float(low), f"{name}_high": float(high)}
+
+
+# ---------------------------------------------------------------------- texts
+
+
+def _listed(names: list[str]) -> str:
+    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
+
+
+def _cell(row: Mapping[str, float], name: str) -> str:
+    if name not in row:
+        return ""
+    if name == "accuracy":
+        return f"{row[name]:.1%}"
+    if name in ("next_time", "ks_p"):
+        return f"{row[name]:.4g}"
+    text = f"{row[name]:+.4f}" if name == "model_minus" else f"{row[name]:.4f}"
+    return text + (f" [{row[f'{name}_low']:.4f}, {row[f'{name}_high']:.4f}]" if f"{name}_low" in row else "")
