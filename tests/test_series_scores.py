@@ -10,7 +10,8 @@ import torch
 from sklearn import metrics
 
 from glissando.series.heads import make_head
-from glissando.series.pictures import Track, draw_errors, draw_forecasts
+from glissando.series.panel import Clock, Panel
+from glissando.series.pictures import Track, draw_errors, draw_forecasts, tracks
 from glissando.series.scores import (
     ANCHOR,
     LAST,
@@ -182,3 +183,22 @@ def test_pictures_are_drawn(tmp_path: Path) -> None:
     other = track._replace(low=None, high=None, channel="b")
     for file in (path, draw_forecasts([track, other, track], tmp_path / "forecasts.png", "h")):
         assert file.read_bytes().startswith(b"\x89PNG")
+
+
+def test_forecasts_of_another_origin_are_another_line(tmp_path: Path) -> None:
+    """Forecasts that follow each other in time from one origin are a line; each step's of the next are one line too."""
+    panel = Panel(
+        ["s"], np.array([0, 40]), np.arange(40.0), np.ones(40), np.zeros((40, 1)), *[np.zeros((40, 0), int)] * 2,
+        *[np.zeros((1, 0))] * 2, None, None, np.arange(40), np.ones(40, bool), Clock("row", "row", np.zeros(1)), [],
+        "frame", "row",
+    )  # fmt: skip
+    rows = np.r_[11:16, 21:26]
+    for horizon, breaks in ((rows % 10, [5]), (np.ones(10), None)):
+        given = Answers(
+            np.zeros(10, int), np.zeros(10, int), np.zeros(10), torch.zeros(10, 1).double(), horizon.astype(float),
+            np.ones(10), {},
+        )  # fmt: skip
+        (track,) = tracks(given, rows, panel, panel.values, ["a"], make_head("point"))
+        assert (None if track.breaks is None else track.breaks.tolist()) == breaks
+        assert track.at.tolist() == rows.tolist()
+    draw_forecasts([track._replace(breaks=np.array([5]))], tmp_path / "forecasts.png", "h")

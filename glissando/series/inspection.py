@@ -8,7 +8,7 @@ import numpy as np
 
 from glissando.series.options import SeriesData
 from glissando.series.panel import MISSING, SECONDS, Encoding, Panel
-from glissando.series.tables import counted
+from glissando.series.tables import counted, listed
 
 #: a value is far if it lies more than this many robust deviations from its channel's median
 FAR = 20.0
@@ -20,106 +20,111 @@ _SAMPLE = 1000
 _PAIRS = 20
 
 
-def described(data: SeriesData, encoding: Encoding, panel: Panel) -> list[str]:
-    """Series, channels, values, shares missing, and the median step with its unit."""
+def described(data: SeriesData, encoding: Encoding, panel: Panel, is_new: bool) -> list[str]:
+    """Series, channels, values, shares missing, and the median step with its unit.
+
+    is_new  another table than that of the training, for which options of training are not named
+    """
     lengths, channels = panel.lengths, [*encoding.columns, *encoding.categorical]
     observed = np.concatenate([~np.isnan(panel.values), panel.codes != MISSING], 1)
     size = f"{len(panel.names):,} series of {lengths.min():,} to {lengths.max():,} steps, {lengths.sum():,} in all"
     if len(panel.names) == 1:
-        size = f"one series of {counted(int(lengths[0]), 'step')}" + (
-            "" if data.group else " (no column names series: --data.group)"
-        )
-    shares = [
-        f"{name} {100 * (1 - share):.0f} %" for name, share in zip(channels, observed.mean(0), strict=True) if share < 1
-    ]
-    missing = f", {100 * (1 - observed.mean()):.1f} % of the cells missing" if shares else ", no cell missing"
+        size = f"one series of {counted(int(lengths[0]), 'step')}"
+        size += "" if data.group or is_new else " (no column names series: --data.group)"
+    shares = [f"{n} {_percent(1 - s)}" for n, s in zip(channels, observed.mean(0), strict=True) if s < 1]
+    missing = f"{_percent(1 - observed.mean())} of the cells missing" if shares else "no cell missing"
     lines = [
-        f"{panel.source}: {size}; {counted(len(channels), 'channel')}: {', '.join(channels[:20])}"
-        + (", ..." if len(channels) > 20 else ""),
-        f"{counted(int(observed.sum()), 'value')}{missing}"
-        + (f": {', '.join(shares[:20])}" if len(channels) > 1 and shares else ""),
-        _median_step(data, encoding, panel),
+        f"{panel.source}: {size}; {counted(len(channels), 'channel')}: {listed(channels, 20)}",
+        f"{counted(int(observed.sum()), 'value')}, {missing}"
+        + (f": {listed(shares, 20)}" if len(channels) > 1 and shares else ""),
+        _median_step(data, encoding, panel, is_new),
     ]
-    facts = {**dict.fromkeys(encoding.static, 0), **dict.fromkeys(encoding.static_categorical, 0)}
-    blanks = [*np.isnan(panel.static).mean(0), *(panel.static_codes == MISSING).mean(0)]
+    facts = [*encoding.static, *encoding.static_categorical]
+    blank = np.concatenate([np.isnan(panel.static), panel.static_codes == MISSING], 1).mean(0)
     if facts:
-        named = [f"{n} ({100 * s:.0f} % missing)" if s else n for n, s in zip(facts, blanks, strict=True)]
+        named = [f"{n} ({_percent(s)} missing)" if s else n for n, s in zip(facts, blank, strict=True)]
         lines.append(f"static: {', '.join(named)}")
     if encoding.future:
         lines.append(f"known in advance: {', '.join(encoding.future)}")
     if encoding.classes:
-        most = ", ".join(encoding.classes[:10]) + (", ..." if len(encoding.classes) > 10 else "")
-        lines.append(f"{encoding.target[0]}: {len(encoding.classes)} classes, one for each {encoding.label}: {most}")
+        lines.append(
+            f"{encoding.target[0]}: {len(encoding.classes)} classes, one for each {encoding.label}: "
+            f"{listed(encoding.classes, 10)}"
+        )
     return lines
 
 
-def _median_step(data: SeriesData, encoding: Encoding, panel: Panel) -> str:
-    later = np.ones(len(panel.times), bool)
-    later[panel.starts[:-1]] = False
+def _percent(share: float) -> str:
+    """Of a share between 0 and 1, which is written as neither of them."""
+    return "< 1 %" if share < 0.01 else "> 99 %" if share > 0.99 else f"{100 * share:.0f} %"
+
+
+def _median_step(data: SeriesData, encoding: Encoding, panel: Panel, is_new: bool) -> str:
+    later = np.delete(panel.gaps, panel.starts[:-1])
     if encoding.time_form == "row":
         return "median step 1 row: no column of times is named (--data.time)"
-    if not later.any():
+    if not len(later):
         return "no series has a second step"
-    step = float(np.median(panel.gaps[later]))
+    step = float(np.median(later))
     if encoding.time_form == "date":
         return f"median step {duration(step)}"
-    assumed = "" if data.time_unit is not None else "; if they are not, give --data.time_unit"
+    assumed = "" if data.time_unit is not None or is_new else "; if they are not, give --data.time_unit"
     return f"median step {step:.6g} {encoding.unit}: the numbers {data.time} are read in {encoding.unit}{assumed}"
 
 
 def duration(seconds: float) -> str:
     """86400.0 -> 86,400 s (1 d)."""
-    units = [(unit, SECONDS[unit]) for unit in ("d", "h", "min", "s", "ms", "us", "ns")]
-    unit, size = next(((unit, size) for unit, size in units if seconds >= size), units[-1])
-    return f"{seconds:,.9g} s" + ("" if unit == "s" else f" ({seconds / size:.4g} {unit})")
+    units = ("d", "h", "min", "s", "ms", "us", "ns")
+    unit = next((unit for unit in units if seconds >= SECONDS[unit]), "ns")
+    return f"{seconds:,.9g} s" + ("" if unit == "s" else f" ({seconds / SECONDS[unit]:.4g} {unit})")
 
 
-def warnings(data: SeriesData, encoding: Encoding, panel: Panel) -> list[str]:
-    """What a user should look at before a model is trained."""
-    return [*_identical(encoding, panel), *_uninformative(encoding, panel), *_far(data, encoding, panel)]
+def warnings(data: SeriesData, encoding: Encoding, panel: Panel, is_new: bool) -> list[str]:
+    """What a user should look at before a model is trained; of another table, before it is predicted."""
+    columns = [] if is_new else [*_identical(encoding, panel), *_uninformative(encoding, panel)]
+    return [f"warning: {line}" for line in (*columns, *_far(data, encoding, panel, is_new))]
 
 
 def _identical(encoding: Encoding, panel: Panel) -> Iterator[str]:
     """Channels that are equal wherever both are observed."""
-    count = len(panel.values)
     # Nearly all pairs differ in some of a few steps; only the others are compared in all.
-    some = panel.values[np.random.default_rng(0).permutation(count)[:_SAMPLE]]
+    some = panel.values[np.random.default_rng(0).permutation(len(panel.values))[:_SAMPLE]]
     for k, one in enumerate(encoding.columns):
         differs = (some[:, k : k + 1] != some) & ~np.isnan(some[:, k : k + 1]) & ~np.isnan(some)
         for other in k + 1 + np.flatnonzero(~differs[:, k + 1 :].any(0)):
-            both = ~np.isnan(panel.values[:, k]) & ~np.isnan(panel.values[:, other])
-            left, right = panel.values[both, k], panel.values[both, other]
+            both = panel.values[:, [k, other]]
+            left, right = both[~np.isnan(both).any(1)].T
             if len(left) > 1 and bool((left == right).all()) and left.min() < left.max():
                 yield (
-                    f"warning: {one!r} equals {encoding.columns[other]!r} in all {len(left):,} steps that have both: "
-                    "leave one out of data.columns"
+                    f"{one!r} equals {encoding.columns[other]!r} in all {len(left):,} steps that have both: leave one "
+                    "out of data.columns"
                 )
 
 
 def _uninformative(encoding: Encoding, panel: Panel) -> Iterator[str]:
-    """Channels with one value a series, and those that alternate."""
-    series = panel.series
-    constant: dict[str, list[str]] = {}
-    for k, name in enumerate(encoding.columns):
-        rows = np.flatnonzero(~np.isnan(panel.values[:, k]))
+    """Channels without a value, with one value, with one a series, and those that alternate."""
+    series, constant = panel.series, dict[str, list[str]]()
+    codes = np.where(panel.codes == MISSING, np.nan, panel.codes)
+    names, columns = [*encoding.columns, *encoding.categorical], [*panel.values.T, *codes.T]
+    for name, column in zip(names, columns, strict=True):
+        rows = np.flatnonzero(~np.isnan(column))
         if not len(rows):
-            yield f"warning: {name!r} has no value"
+            yield f"{name!r} has no value"
             continue
-        cells, of = panel.values[rows, k], series[rows]
-        same = of[1:] == of[:-1]
-        pairs, changes = int(same.sum()), int((same & (cells[1:] != cells[:-1])).sum())
+        cells, same = column[rows], np.diff(series[rows]) == 0
+        pairs, changes = int(same.sum()), int((same & (np.diff(cells) != 0)).sum())
         if cells.min() == cells.max():
-            yield f"warning: {name!r} is {cells[0]:g} wherever it is observed"
+            yield f"{name!r} has one value wherever it is observed"
         elif not changes and len(panel.names) > 1:
             what = "at most one value a series" if not pairs else "the same value throughout each series"
             constant.setdefault(what, []).append(name)
         elif pairs >= _PAIRS and changes >= _ALTERNATES * pairs and len(np.unique(cells)) <= 3:
             yield (
-                f"warning: {name!r} alternates: {changes:,} of {pairs:,} values differ from the one before, as of a "
-                "value that is recorded when it changes"
+                f"{name!r} alternates: {changes:,} of {pairs:,} values differ from the one before, as of a value that "
+                "is recorded when it changes"
             )
-    for what, names in constant.items():
-        yield f"warning: {', '.join(names)}: {what}; name such a column in data.static, or leave it out"
+    for what, alike in constant.items():
+        yield f"{', '.join(alike)}: {what}; name such a column in data.static, or leave it out"
 
 
 def robust(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -134,7 +139,7 @@ def robust(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     return made[0], made[1]
 
 
-def _far(data: SeriesData, encoding: Encoding, panel: Panel) -> Iterator[str]:
+def _far(data: SeriesData, encoding: Encoding, panel: Panel, is_new: bool) -> Iterator[str]:
     """Values beyond twenty robust deviations."""
     step = "" if data.channel is None else "the step of "
     middle, deviation = robust(panel.values)
@@ -142,9 +147,9 @@ def _far(data: SeriesData, encoding: Encoding, panel: Panel) -> Iterator[str]:
     for k, name in enumerate(encoding.columns):
         if count := int((distance[:, k] > FAR).sum()):
             worst = int(np.nanargmax(distance[:, k]))
-            fitted = "" if encoding.task != "forecast" else "; the anchor is fitted without them"
+            fitted = "" if is_new or encoding.task != "forecast" else "; the anchor is fitted without them"
             yield (
-                f"warning: {name!r} has {counted(count, 'value')} beyond {FAR:.0f} robust deviations "
-                f"({deviation[k]:.4g}) of its median {middle[k]:.6g}, the farthest {panel.values[worst, k]:g} in "
-                f"{step}{panel.unit} {panel.rows[worst]}: correct them, or leave them blank{fitted}"
+                f"{name!r} has {counted(count, 'value')} beyond {FAR:.0f} robust deviations ({deviation[k]:.4g}) of "
+                f"its median {middle[k]:.6g}, the farthest {panel.values[worst, k]:g} in {step}{panel.unit} "
+                f"{panel.rows[worst]}: correct them, or leave them blank{fitted}"
             )

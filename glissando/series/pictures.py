@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -12,7 +13,7 @@ import torch
 from glissando.evaluation.figures import figure_and_axes
 from glissando.series.heads import Head, Point
 from glissando.series.panel import SECONDS, Panel
-from glissando.series.scores import MEAN, Answers
+from glissando.series.scores import ANCHOR, LAST, MEAN, SEASON, Answers
 
 #: file names of the pictures
 FORECASTS, ERRORS = "forecasts.png", "errors.png"
@@ -22,11 +23,12 @@ _CHANNELS, _BINS, _LEAST = 4, 8, 20
 _TRACKS, _LONGEST = 4, 120
 #: the share of the interval that is drawn
 _SHARE = 0.9
-_COLOURS = {"model": "#0b6e99", "last value": "#c26a00", "anchor": "#5a8f29", MEAN: "#9aa5b1"}
+_COLOURS = {"model": "#0b6e99", LAST: "#c26a00", ANCHOR: "#5a8f29", MEAN: "#9aa5b1", SEASON: "#8e5ba6"}
 
 
 class Track(NamedTuple):
-    """One channel of one series: its values, and what was forecast of some of them, or of times after them."""
+    """One channel of one series: its values, and what was forecast of some of them, or of times after them, in order of
+    their origins; a line ends where another origin begins."""
 
     series: str
     channel: str
@@ -36,6 +38,7 @@ class Track(NamedTuple):
     middle: np.ndarray  # (N,)
     low: np.ndarray | None  # (N,) lower end of the interval
     high: np.ndarray | None  # (N,)
+    breaks: np.ndarray | None = None  # places in `at` before which an origin begins
 
 
 def draw(
@@ -73,17 +76,22 @@ def tracks(
     found = []
     for channel, series in sorted(pairs[:, one].tolist() for one in chosen):
         place = np.flatnonzero((answers.channel == channel) & (answers.series == series))
-        place = place[np.argsort(panel.times[rows[place]], kind="stable")][-_LONGEST:]
-        at = panel.times[rows[place]]
+        at, horizon = panel.times[rows[place]], answers.horizon[place]
+        origin = np.round((at - horizon) / (np.median(horizon[horizon > 0]) if horizon.any() else 1.0), 6)
+        order = np.lexsort((at, origin))[-_LONGEST:]
+        place, at, breaks = place[order], at[order], np.flatnonzero(np.diff(origin[order])) + 1
+        if len(breaks) == len(at) - 1:
+            breaks = None  # each step's forecast of the next
         params = answers.params[torch.from_numpy(place)]
         spread = None if ends is None else head.quantile(params, ends).double().numpy()
         low, high = (None, None) if spread is None else (spread[:, 0], spread[:, 1])
         steps = np.arange(panel.starts[series], panel.starts[series + 1])
-        steps = steps[(panel.times[steps] >= at[0] - (at[-1] - at[0]) / 10) & (panel.times[steps] <= at[-1])]
+        start, end = at.min(), at.max()
+        steps = steps[(panel.times[steps] >= start - (end - start) / 10) & (panel.times[steps] <= end)]
         found.append(
             Track(
                 panel.names[series], names[channel], panel.times[steps], values[steps, channel], at,
-                head.mean(params).double().numpy(), low, high,
+                head.mean(params).double().numpy(), low, high, breaks,
             )
         )  # fmt: skip
     return found
@@ -104,13 +112,13 @@ def draw_forecasts(tracks: Sequence[Track], out: Path, unit: str, share: float =
     columns = min(2, len(tracks))
     figure, every = figure_and_axes(columns, -(-len(tracks) // columns))
     for axes, track in zip(every, tracks, strict=False):
-        order = np.argsort(track.at, kind="stable")
-        at = factor * track.at[order]
-        if track.low is not None and track.high is not None:
-            axes.fill_between(
-                at, track.low[order], track.high[order], color="#0b6e99", alpha=0.2, linewidth=0, label=f"{share:.0%}"
-            )
-        axes.plot(at, track.middle[order], color="#0b6e99", linewidth=1.4, label="forecast")
+        at, middle, *ends = (
+            None if part is None else part if track.breaks is None else np.insert(part, track.breaks, np.nan)
+            for part in (factor * track.at, track.middle, track.low, track.high)
+        )
+        if track.low is not None:
+            axes.fill_between(at, *ends, color="#0b6e99", alpha=0.2, linewidth=0, label=f"{share:.0%}")
+        axes.plot(at, middle, color="#0b6e99", linewidth=1.4, label="forecast")
         axes.plot(factor * track.times, track.values, ".", color="#222222", markersize=4, label="value")
         axes.set_title(f"{track.channel}{f' of {track.series}' if track.series else ''}", fontsize=10)
         axes.set_xlabel(f"time since the first step ({unit})")
@@ -122,34 +130,42 @@ def draw_forecasts(tracks: Sequence[Track], out: Path, unit: str, share: float =
 
 
 def draw_errors(answers: Answers, head: Head, channels: Sequence[str], out: Path, unit: str) -> Path:
-    """The root mean square error against the horizon and the gap, in bins of equally many values, for the channels with
-    most values: of the model and the baselines."""
-    predicted = {"model": head.mean(answers.params).double().numpy(), **answers.baselines}
+    """The root mean square error against the horizon, where it varies, and the gap, in bins of equally many values, for
+    the channels with most values: of the model and the baselines."""
+    from matplotlib.ticker import NullFormatter, ScalarFormatter
+
+    predicted = {**answers.baselines, "model": head.mean(answers.params).double().numpy()}
     counts = np.bincount(answers.channel, minlength=len(channels))
     drawn = [each for each in np.argsort(-counts, kind="stable")[:_CHANNELS].tolist() if counts[each]]
-    figure, every = figure_and_axes(2, len(drawn))
     factor, unit = readable(unit, float(np.quantile(answers.horizon, 0.9)))
-    for row, number in enumerate(drawn):
-        chosen = answers.channel == number
-        for axes, (name, distance) in zip(
-            every[2 * row : 2 * row + 2],
-            (("horizon", factor * answers.horizon), ("gap since the channel's last value", factor * answers.gap)),
-            strict=True,
-        ):
-            top = 0.0
-            for who, values in predicted.items():
-                x, y = _binned(distance[chosen], (values - answers.target)[chosen] ** 2)
-                axes.plot(x, np.sqrt(y), marker="o", markersize=3, linewidth=1.4, color=_COLOURS.get(who), label=who)
-                if who != "mean":  # far off where values drift: it may leave the picture
-                    top = max(top, float(np.sqrt(y).max(initial=0)))
-            positive = distance[chosen][distance[chosen] > 0]
-            if len(positive) and np.nanmax(positive) > 20 * np.nanmin(positive):
-                axes.set_xscale("log")
-            axes.set_ylim(0, 1.5 * top or None)
-            axes.set_xlabel(f"{name} ({unit})")
-            axes.set_ylabel(f"error of {channels[number]}")
+    distances = {"gap since the channel's last value": factor * answers.gap}
+    if np.ptp(np.quantile(answers.horizon, [0.05, 0.95])) > 0.01 * answers.horizon.max():
+        distances = {"horizon": factor * answers.horizon, **distances}
+    figure, every = figure_and_axes(len(distances), len(drawn))
+    for axes, (number, (name, distance)) in zip(every, itertools.product(drawn, distances.items()), strict=True):
+        chosen, top = answers.channel == number, 0.0
+        for who, values in predicted.items():
+            x, y = _binned(distance[chosen], (values - answers.target)[chosen] ** 2)
+            axes.plot(x, np.sqrt(y), marker="o", markersize=3, linewidth=1.4, color=_COLOURS.get(who), label=who)
+            if who != MEAN:  # far off where values drift: it may leave the picture
+                top = max(top, float(np.sqrt(y).max(initial=0)))
+        positive = distance[chosen][distance[chosen] > 0]
+        if len(positive) and np.nanmax(positive) > 100 * np.nanmin(positive):
+            axes.set_xscale("log")
+            axes.xaxis.set_major_formatter(ScalarFormatter())
+            axes.xaxis.set_minor_formatter(NullFormatter())
+        axes.set_ylim(0, 1.5 * top or None)
+        axes.set_xlabel(f"{name} ({unit})")
+        axes.set_ylabel(f"error of {channels[number]}")
     handles, labels = every[0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside upper center", ncols=len(labels), frameon=False, fontsize=8)
+    figure.legend(
+        handles,
+        labels,
+        loc="outside upper center",
+        ncols=min(3, len(labels)) if len(distances) == 1 else len(labels),
+        frameon=False,
+        fontsize=8,
+    )
     figure.savefig(out)
     return out
 

@@ -14,9 +14,9 @@ from glissando.series import tables
 from glissando.series.inspection import described, warnings
 from glissando.series.options import SeriesData
 from glissando.series.panel import MISSING, UNKNOWN, Encoding, Label, Panel
-from glissando.series.roles import Roles, home, listed, roles
+from glissando.series.roles import Roles, home, roles
 from glissando.series.steps import Clash, merge, steps
-from glissando.series.tables import Names, Table, counted
+from glissando.series.tables import Names, Table, counted, listed
 
 
 def read_panel(data: SeriesData, source: Any = None, encoding: Encoding | None = None) -> tuple[Panel, Encoding]:
@@ -76,8 +76,8 @@ class _Reader:
             static_codes, target, labels, self.table.places[steps_.places], np.ones(self.count, bool),
             fixed.clock(origins), [], self.table.source, self.table.unit,
         )  # fmt: skip
-        lines = [*described(data, fixed, panel), *self._changed(), *self.report]
-        return panel._replace(report=[*lines, *warnings(data, fixed, panel)]), fixed
+        lines = [*described(data, fixed, panel, self.is_new), *self._changed(), *self.report]
+        return panel._replace(report=[*lines, *warnings(data, fixed, panel, self.is_new)]), fixed
 
     def _measurements(self, channels: Names) -> np.ndarray:
         read = [*self.fixed.columns, *self.fixed.categorical]

@@ -11,7 +11,7 @@ from glissando.errors import ConfigError, DataError, unknown_name
 from glissando.series import tables
 from glissando.series.options import SeriesData
 from glissando.series.panel import Encoding, Form, Task
-from glissando.series.tables import Names, Table, counted
+from glissando.series.tables import Names, Table, counted, listed
 from glissando.series.times import is_compact, time_form, zones
 
 #: a column of texts that is read without being named has at most this many categories, unless they repeat
@@ -249,9 +249,3 @@ def _of_run(
             rows = int(np.isin(channels.codes, [channels.names.index(name) for name in other]).sum())
             report.append(f"left out: {counted(rows, 'row')} of channels that the model does not read, {listed(other)}")
     return Roles(facts, target, channels, encoding, report)
-
-
-def listed(names: Sequence[str], most: int = 5) -> str:
-    """Some names, and how many more there are."""
-    more = f", ... ({len(names):,} in all)" if len(names) > most else ""
-    return ", ".join(names[:most]) + more

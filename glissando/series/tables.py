@@ -10,7 +10,7 @@ from __future__ import annotations
 import csv
 import re
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterable
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -318,6 +318,12 @@ def plain(value: Any) -> str:
 def counted(count: int, what: str) -> str:
     """1 value, 1,000 values, 2 series."""
     return f"{count:,} {what}{'s' * (count != 1 and not what.endswith('series'))}"
+
+
+def listed(names: Sequence[str], most: int = 5) -> str:
+    """Some names, and how many more there are."""
+    more = f", ... ({len(names):,} in all)" if len(names) > most else ""
+    return ", ".join(names[:most]) + more
 
 
 def _is_missing(value: Any) -> bool:
