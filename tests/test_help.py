@@ -12,6 +12,7 @@ import glissando
 from glissando.block import BlockConfig, MLPConfig
 from glissando.cli import COMMANDS, installed, main
 from glissando.cli.help import documented, is_section
+from glissando.cli.series import ACTIONS
 from glissando.config import hints_of
 from glissando.data.corpora import CORPORA, TOKENIZERS
 from glissando.depth import DEPTHS
@@ -62,7 +63,7 @@ def test_positional_arguments_are_in_capitals(command, capsys):
         "glissando",
         command,
         "options",
-        *({"train", "evaluate", "predict", "example"} if command in ("series", "events") else ()),
+        *(ACTIONS if command in ("series", "events") else ()),
     }
     assert set(words) <= actions | ({"build", "show"} if command == "laplacian" else set())
     listed = re.search(r"positional arguments:\n(.*?)\n\n", rest, re.DOTALL)

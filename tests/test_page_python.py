@@ -25,7 +25,8 @@ SHORTER = {
 FRAGMENTS = {
     ("compare", 0): "trains for an hour; tests/test_compare.py calls the same functions",
     ("decoding", 1): "a pattern over a mixer of one's own; tests/test_decoding.py has a whole one",
-    ("export", 0): "a pattern over a mixer of one's own; tests/test_export.py has a whole one",
+    ("export", 0): "for a file that was exported; tests/test_series_export.py runs it",
+    ("export", 1): "a pattern over a mixer of one's own; tests/test_export.py has a whole one",
     ("huggingface", 1): "for a process that has not imported glissando.hf; tests/test_hf.py starts one",
     ("series", 0): "for tables of one's own; tests/test_series_estimators.py fits the same",
     ("series", 1): "for a run and rows of one's own; tests/test_series_forecast.py streams the same",

@@ -29,6 +29,7 @@ _USAGE = """glissando series train --data.path FILE --out DIR [options]
        glissando series train --resume RUN
        glissando series evaluate RUN [--file FILE] [--origins 5] [--plots DIR]
        glissando series predict RUN --file FILE --horizon 24h --out FILE
+       glissando series export RUN --out FILE.onnx
        glissando series example --out FILE [--process NAME] [--count N] [--seed N]"""
 #: a run's tables, which may have moved before it is resumed
 _TABLES = ("data.path", "data.valid_path", "data.static_path")
@@ -41,13 +42,16 @@ _COMMON = (
     "--data.group", "--data.target", "--data.task", "--model.hidden_size", "--training.epochs",
     "--training.learning_rate",
 )  # fmt: skip
+#: actions whose first argument is a run
+_OF_RUN = ("evaluate", "predict", "export")
 #: action -> its plain options; the dotted ones are for training
-_ACTIONS = {
+ACTIONS = {
     "train": ("preset", "config", "out", "resume", "threads", "import"),
     "evaluate": ("file", "origins", "horizon", "out", "plots", "json", "threads", "import", *_READING),
     "predict": (
         "file", "horizon", "every", "quantiles", "samples", "future", "seed", "out", "threads", "import", *_READING,
     ),
+    "export": ("out", "threads", "import"),
     "example": ("process", "out", "count", "seed"),
 }  # fmt: skip
 
@@ -55,8 +59,10 @@ _ACTIONS = {
 def main(arguments: Sequence[str]) -> None:
     """Train or resume, measure a run, or write an example's CSV."""
     options = parse(_parser(), arguments)
-    require_action(options, "series", _ACTIONS, of_runs=("evaluate", "predict"))
-    actions = {"train": _train, "evaluate": _evaluate, "predict": _predict, "example": _example}
+    require_action(options, "series", ACTIONS, of_runs=_OF_RUN)
+    actions = {
+        "train": _train, "evaluate": _evaluate, "predict": _predict, "export": _export, "example": _example,
+    }  # fmt: skip
     actions[options.action](options)
 
 
@@ -65,11 +71,15 @@ def _parser() -> Parser:
     from glissando.training.config import TrainingConfig
 
     parser = parser_for("series", "Train a model of numbers on a CSV or Parquet file, and measure it.", EXAMPLE, _USAGE)
-    parser.add_argument("action", help="train, evaluate, predict, or example, which writes oscillators at uneven times")
-    parser.add_argument("run", nargs="?", help="for evaluate and predict: run directory, or one of its checkpoints")
+    parser.add_argument(
+        "action", help="train, evaluate, predict, export, or example, which writes oscillators at uneven times"
+    )
+    parser.add_argument(
+        "run", nargs="?", help="for all but train and example: run directory, or one of its checkpoints"
+    )
     parser.add_argument("--preset", help="for train: liquid-series (default) or attention-series")
     parser.add_argument("--config", metavar="FILE", help="for train: YAML file of options")
-    parser.add_argument("--out", help="for train: run directory to create; otherwise the CSV file to write")
+    parser.add_argument("--out", help="for train: run directory to create; otherwise the CSV or ONNX file to write")
     parser.add_argument("--resume", metavar="RUN", help="for train: run to continue")
     parser.add_argument("--file", help="for predict: the table; for evaluate: a table to score, all of it")
     parser.add_argument("--horizon", metavar="SPAN", help="how far to forecast: 24h, or a number in the times' unit")
@@ -145,6 +155,20 @@ def _predict(options: Options) -> None:
     found = predict(run, panel, **asked)
     write_table(found, options.out)
     print(f"{options.out}: {counted(len(found), 'row')} of {len(panel.names):,} series")
+
+
+def _export(options: Options) -> None:
+    """One step of the run as a graph: an observation in, forecasts out."""
+    from glissando.export.series import export_series
+    from glissando.series.forecast import SeriesRun
+
+    require_out(options, "name the file to write, such as --out forecast.onnx")
+    if Path(options.out).suffix != ".onnx":
+        raise ConfigError(f"--out is {options.out}: give the name of a file that ends in .onnx")
+    choose_threads(options, *USUAL)
+    found = export_series(SeriesRun.open(options.run), options.out)
+    print("\n".join(found.lines()))
+    print(f"exported: {options.out}", file=sys.stderr)
 
 
 def _example(options: Options) -> None:

@@ -8,14 +8,17 @@ many tokens a state which grows is to hold.
 from __future__ import annotations
 
 import copy
+from typing import TypeVar
 
 from torch import nn
 
-from glissando.model import LanguageModel
+from glissando.backbone import Backbone
 from glissando.state import leaves
 
+_Model = TypeVar("_Model", bound=Backbone)
 
-def prepared(model: LanguageModel, capacity: int) -> LanguageModel:
+
+def prepared(model: _Model, capacity: int) -> _Model:
     """A copy of the model in which every mixer and depth has its export form, without gradients."""
     traced = copy.deepcopy(model).eval().requires_grad_(False)
     _replace(traced, capacity)
@@ -31,7 +34,7 @@ def _replace(parent: nn.Module, capacity: int) -> None:
         _replace(new, capacity)
 
 
-def grows(model: LanguageModel) -> bool:
+def grows(model: Backbone) -> bool:
     """Whether a part of the state has a slot for each token, so that a capacity decides its size."""
     few, more = ([x.shape for x in leaves(prepared(model, capacity).init_state(1))] for capacity in (2, 3))
     return few != more

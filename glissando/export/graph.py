@@ -9,7 +9,7 @@ B and, in the prefill, T are free. Names follow the tree of the state: `state.de
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from glissando.block import Block
+from glissando.depth import Depth
 from glissando.errors import Refused
 from glissando.export.forms import prepared
 from glissando.model import LanguageModel
@@ -52,7 +53,7 @@ class Stepper(nn.Module):
         self.model = prepared(model, capacity)
         self.dials = list(model.config.dials)
         self._tree = self.model.init_state(1)
-        self.leaves = [_leaf(name, value) for name, value in named(self._tree)]
+        self.leaves = [leaf_of(name, value) for name, value in named(self._tree)]
 
     def init_state(self, batch_size: int) -> list[Tensor]:
         # Each a tensor of its own: a graph takes two inputs that are one tensor for one input.
@@ -60,7 +61,7 @@ class Stepper(nn.Module):
 
     def forward(self, ids: Tensor, *rest: Tensor) -> tuple[Tensor, ...]:
         control, flat = (rest[0], rest[1:]) if self.dials else (None, rest)
-        state = _filled(self._tree, iter(flat), None)
+        state = filled(self._tree, iter(flat), None)
         logits, after = self.model(ids, state, control=control)
         return logits, *(value for _, value in named(after))
 
@@ -88,24 +89,34 @@ class Stepper(nn.Module):
         axes: list[dict[int, Any]] = [{0: batch} for _ in arguments]
         if prefill:
             axes[0][1] = time
-        try:
-            with torch.no_grad():
-                return torch.export.export(self, arguments, dynamic_shapes=(axes[0], tuple(axes[1:])), strict=False)
-        except Refused:
-            raise
-        except Exception as error:
-            what = "prefill" if prefill else "step"
-            reason = str(error).strip().split("\n")[0].split(" For more information")[0].rstrip(".")
-            blocks = [module for module in self.modules() if isinstance(module, Block)]
-            parts = {type(part).__name__: part for part in (*(block.mixer for block in blocks), self.model.depth)}
-            own = [name for name, part in parts.items() if not type(part).__module__.startswith("glissando.")]
-            fix = "This is a defect of the library"
-            if own:
-                fix = (
-                    f"{', '.join(own)} is not of this library: a loop over time steps, or a branch that depends on "
-                    "values, cannot be traced. Give it a method `export_form`"
-                )
-            raise Refused(f"the {what} cannot be traced: {type(error).__name__}: {reason}. {fix}") from error
+        return traced(self, arguments, axes, "prefill" if prefill else "step")
+
+
+def traced(
+    module: nn.Module, arguments: tuple[Tensor, ...], axes: Sequence[dict[int, Any]], what: str
+) -> torch.export.ExportedProgram:
+    """The graph of module(first, *rest), with the free axes of each argument.
+
+    Raises Refused, with PyTorch's reason, for what cannot be traced.
+    """
+    try:
+        with torch.no_grad():
+            return torch.export.export(module, arguments, dynamic_shapes=(axes[0], tuple(axes[1:])), strict=False)
+    except Refused:
+        raise
+    except Exception as error:
+        reason = str(error).strip().split("\n")[0].split(" For more information")[0].rstrip(".")
+        blocks = [part for part in module.modules() if isinstance(part, Block)]
+        depths = [part for part in module.modules() if isinstance(part, Depth)]
+        parts = {type(part).__name__: part for part in (*(block.mixer for block in blocks), *depths)}
+        own = [name for name, part in parts.items() if not type(part).__module__.startswith("glissando.")]
+        fix = "This is a defect of the library"
+        if own:
+            fix = (
+                f"{', '.join(own)} is not of this library: a loop over time steps, or a branch that depends on "
+                "values, cannot be traced. Give it a method `export_form`"
+            )
+        raise Refused(f"the {what} cannot be traced: {type(error).__name__}: {reason}. {fix}") from error
 
 
 def named(state: State, prefix: str = "") -> Iterator[tuple[str, Tensor]]:
@@ -121,18 +132,20 @@ def named(state: State, prefix: str = "") -> Iterator[tuple[str, Tensor]]:
 
 
 def _counts(state: State, name: object) -> bool:
-    """Whether a part of a state is how many tokens it has seen."""
-    return name == "position" and type(state).__module__.startswith("glissando.")
+    """Whether a part of a state is how many tokens it has seen; a `position` that is no integer is a time."""
+    if not type(state).__module__.startswith("glissando.") or name not in ("length", "position"):
+        return False
+    return not getattr(state, str(name)).is_floating_point()
 
 
-def _leaf(name: str, value: Tensor) -> Leaf:
+def leaf_of(name: str, value: Tensor) -> Leaf:
     start = float(value.flatten()[0]) if value.numel() else 0.0
     if not bool((value == start).all()):
         raise Refused(f"the state {name} starts from several numbers, and an exported one starts from one")
     return Leaf(name, value.dtype, tuple(value.shape[1:]), start)
 
 
-def _filled(tree: State, flat: Iterator[Tensor], position: Tensor | None) -> State:
+def filled(tree: State, flat: Iterator[Tensor], position: Tensor | None) -> State:
     """The tree with the tensors of `flat` in the place of its own, as `named` has them."""
     if isinstance(tree, Tensor):
         return next(flat)
@@ -144,5 +157,5 @@ def _filled(tree: State, flat: Iterator[Tensor], position: Tensor | None) -> Sta
             position = position if position is not None else next(flat)
             children.append(position)
         else:
-            children.append(_filled(child, flat, position))
+            children.append(filled(child, flat, position))
     return type(tree)(*children) if hasattr(tree, "_fields") else tuple(children)

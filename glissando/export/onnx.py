@@ -41,18 +41,21 @@ def write(stepper: Stepper, folder: Path) -> list[str]:
     weights: dict[bytes, int] = {}
     with open(folder / WEIGHTS, "wb") as file:
         for kind, name in FILES.items():
-            model = _translated(stepper, kind)
-            _name_axes(stepper, model, kind)
+            program = stepper.trace(prefill=kind == "prefill")
+            model = translated(program, kind, stepper.input_names, stepper.output_names)
+            name_axes(model, *_shapes(stepper, kind))
             _put_aside(model, file, weights, folder)
-            _without_traces(model)
+            without_traces(model)
             import onnx_ir
 
             onnx_ir.save(model, folder / name)
     return [*FILES.values(), WEIGHTS]
 
 
-def _translated(stepper: Stepper, kind: str) -> Any:
-    program = stepper.trace(prefill=kind == "prefill")
+def translated(
+    program: torch.export.ExportedProgram, what: str, input_names: Sequence[str], output_names: Sequence[str]
+) -> Any:
+    """The graph as a model of onnx_ir. Raises Refused, with the exporter's reason, for what ONNX does not have."""
     levels = {name: logging.getLogger(name).level for name in ("torch.onnx", "onnxscript", "onnx_ir")}
     try:
         for name in levels:
@@ -65,12 +68,12 @@ def _translated(stepper: Stepper, kind: str) -> Any:
                 dynamo=True,
                 optimize=True,
                 verbose=False,
-                input_names=stepper.input_names,
-                output_names=stepper.output_names,
+                input_names=input_names,
+                output_names=output_names,
             )
     except Exception as error:
         reason = str(error.__cause__ or error).strip().split("\n")[0]
-        raise Refused(f"the {kind} cannot be written as ONNX: {type(error).__name__}: {reason}") from error
+        raise Refused(f"the {what} cannot be written as ONNX: {type(error).__name__}: {reason}") from error
     finally:
         for name, level in levels.items():
             logging.getLogger(name).setLevel(level)
@@ -78,22 +81,28 @@ def _translated(stepper: Stepper, kind: str) -> Any:
     return made.model
 
 
-def _name_axes(stepper: Stepper, model: Any, kind: str) -> None:
-    """Free axes are called `batch` and `time`, everything else has its size."""
+Shapes = list[list[str | int]]
+
+
+def _shapes(stepper: Stepper, kind: str) -> tuple[Shapes, Shapes]:
+    """Those of inputs and outputs: free axes are called `batch` and `time`, everything else has its size."""
+    time = TIME if kind == "prefill" else 1
+    states: Shapes = [[BATCH, *leaf.shape] for leaf in stepper.leaves]
+    control: Shapes = [[BATCH, len(stepper.dials)]] if stepper.dials else []
+    vocabulary = stepper.model.config.vocab_size
+    return [[BATCH, time], *control, *states], [[BATCH, time, vocabulary], *states]
+
+
+def name_axes(model: Any, inputs: Shapes, outputs: Shapes) -> None:
+    """Set the shapes of inputs and outputs, with names for free axes."""
     import onnx_ir
 
-    time = TIME if kind == "prefill" else 1
-    states: list[list[Any]] = [[BATCH, *leaf.shape] for leaf in stepper.leaves]
-    control: list[list[Any]] = [[BATCH, len(stepper.dials)]] if stepper.dials else []
-    vocabulary = stepper.model.config.vocab_size
-    inputs = [[BATCH, time], *control, *states]
-    outputs = [[BATCH, time, vocabulary], *states]
     for values, shapes in ((model.graph.inputs, inputs), (model.graph.outputs, outputs)):
         for value, shape in zip(values, shapes, strict=True):
             value.shape = onnx_ir.Shape(shape)
 
 
-def _without_traces(model: Any) -> None:
+def without_traces(model: Any) -> None:
     """Without PyTorch's notes of where each node comes from, which are longer than the graph and name places here."""
     for graph in (model.graph, *model.functions.values()):
         for node in graph.all_nodes():
@@ -130,21 +139,23 @@ def _put_aside(model: Any, file: Any, weights: dict[bytes, int], folder: Path) -
         )
 
 
+def session(path: Path) -> Any:
+    """A graph opened by ONNX Runtime, on one thread."""
+    import onnxruntime
+
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = 1
+    options.log_severity_level = 3
+    return onnxruntime.InferenceSession(path, options, ["CPUExecutionProvider"])
+
+
 class OnnxRuntime:
     """The files of `write`, run by ONNX Runtime on one thread."""
 
     name = "ONNX Runtime"
 
     def __init__(self, folder: Path, inputs: Sequence[str], dials: int) -> None:
-        import onnxruntime
-
-        options = onnxruntime.SessionOptions()
-        options.intra_op_num_threads = 1
-        options.log_severity_level = 3
-        self._sessions = {
-            kind: onnxruntime.InferenceSession(folder / name, options, ["CPUExecutionProvider"])
-            for kind, name in FILES.items()
-        }
+        self._sessions = {kind: session(folder / name) for kind, name in FILES.items()}
         self._inputs = list(inputs)
 
     def __call__(self, kind: str, *arguments: Tensor) -> list[Tensor]:

@@ -46,7 +46,10 @@ def how_to_open(path: Path, kind: str | None) -> str:
     """What a run of another kind than the one that was asked for holds, and what opens it."""
     name = packaged_name(path) or str(path)
     if kind == "series":
-        use = f"use `glissando series evaluate {name} --file FILE`, or glissando.SeriesModel.load({name!r})"
+        use = (
+            f"use `glissando series evaluate {name} --file FILE`, `glissando series export {name} --out FILE.onnx`, or "
+            f"glissando.SeriesModel.load({name!r})"
+        )
         return f"{name} predicts numbers: {use}. Language models in the package: {', '.join(language_models())}"
     if kind == "events":
         return f"{name} predicts events: use `glissando events evaluate {name}`, or EventModel.load({name!r})"

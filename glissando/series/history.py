@@ -59,7 +59,8 @@ def history(
     place = torch.arange(length, device=values.device).view(1, -1, 1)
     # at the first step of its series, which is where sums and places count from
     begin = None if first is None else torch.where(first.unsqueeze(-1), place, 0).cummax(1).values
-    latest = torch.where(observed, place, -1).cummax(1).values
+    latest = torch.where(observed, place, -1)
+    latest = latest if length == 1 else latest.cummax(1).values  # ONNX, which has single steps, lacks cummax
     within = latest >= (0 if begin is None else begin)
     values = torch.where(observed, values, 0).to(wide)
 

@@ -272,14 +272,10 @@ class SeriesModel(Backbone):
             state = ModelState(state.position, state.depth, at(known, -1))
         if not self.config.forecast:
             return self._in_units(self.head(h), 0.0), state
-        answers = [
-            self._answer(h, known, e, facts, None if ahead is None else ahead[:, :, j])
-            for j, e in enumerate(() if horizon is None else horizon.unbind(2))
-        ]  # each by itself: the same bits beside any other
-        if not answers:
+        if horizon is None or horizon.shape[2] == 0:
             raw = h.new_zeros(*h.shape[:2], 0, self.distribution.size(self.config.outputs))
             return self._in_units(raw, 0.0), state
-        return torch.stack(answers, 2), state
+        return self._answers(h, known, horizon, facts, ahead), state
 
     if TYPE_CHECKING:  # nn.Module's is typed as Callable[..., Any]
         __call__ = forward
@@ -342,6 +338,16 @@ class SeriesModel(Backbone):
 
     def _ahead(self, ahead: Tensor | None) -> Tensor | None:
         return None if ahead is None else (ahead - self.future_mean) / self.future_scale
+
+    def _answers(self, h: Tensor, known: Past, horizon: Tensor, facts: Tensor, ahead: Tensor | None) -> Tensor:
+        """Forecasts (B, T, J, O) or (B, T, J, O, P), each by itself: the same bits beside any other."""
+        return torch.stack(
+            [
+                self._answer(h, known, e, facts, None if ahead is None else ahead[:, :, j])
+                for j, e in enumerate(horizon.unbind(2))
+            ],
+            2,
+        )
 
     def _answer(self, h: Tensor, known: Past, horizon: Tensor, facts: Tensor, ahead: Tensor | None) -> Tensor:
         """A forecast (B, T, O) or (B, T, O, P) of every step: what the head adds to the anchor."""

@@ -21,10 +21,19 @@ class Live(NamedTuple):
 
     state   the model's
     moment  the last observation's time, exact, as Clock.origins
+    logits  (C,) the sum of those of all steps, of a class of whole series by their mean
     """
 
     state: ModelState
     moment: Any
+    logits: Tensor | None = None
+
+
+def averages(run: SeriesRun) -> bool:
+    """Whether the class of a series is that of the mean over its steps."""
+    return run.encoding.task == "classification" and run.encoding.label == "series" and (
+        run.model.config.pooling == "mean"
+    )  # fmt: skip
 
 
 @torch.no_grad()
@@ -71,8 +80,11 @@ def observe(
     inputs["dt"] = torch.full_like(inputs["dt"], gap)
     y, after = run.model(**inputs, state=state, **questions)
     assert after is not None
-    y = y.unsqueeze(-1) if run.model.config.head == "point" and not run.encoding.classes else y
-    return y[0, 0].cpu(), Live(after, moment)
+    y = (y.unsqueeze(-1) if run.model.config.head == "point" and not run.encoding.classes else y)[0, 0].cpu()
+    if not averages(run):
+        return y, Live(after, moment)
+    total = y if live is None or live.logits is None else live.logits + y
+    return total / int(after.position), Live(after, moment, total)
 
 
 def _long(run: SeriesRun, row: Mapping[str, Any]) -> list[dict[str, Any]]:

@@ -23,11 +23,17 @@ class FixedState(NamedTuple):
     decay: Tensor | None  # (B, H, C) float64
     total: Tensor | None  # (B, H) float64
     latest: Tensor | None  # (B, H, K)
-    position: Tensor  # (B,) int64
+    length: Tensor  # (B,) int64, tokens seen
+    position: Tensor  # (B,) the same; float64 where the mixer is timed: the time that they took
 
 
 class FixedAttention(Attention):
-    """The mixer's own forward with another cache."""
+    """The mixer's own forward with another cache.
+
+    timed  whether it will be given dt, so that its position is a time
+    """
+
+    timed = False
 
     def __init__(self, mixer: Attention, capacity: int) -> None:
         nn.Module.__init__(self)
@@ -38,8 +44,9 @@ class FixedAttention(Attention):
         own = super().init_state(batch_size, device, dtype)
         slots = own.k.new_zeros(batch_size, self.kv_heads, self.capacity, self.head_size)
         decay = None if own.decay is None else own.decay.new_zeros(batch_size, self.heads, self.capacity)
-        position = zeros_position(batch_size, placement(self, device, dtype)["device"])
-        return FixedState(slots, slots, decay, own.total, own.latest, position)
+        length = zeros_position(batch_size, placement(self, device, dtype)["device"])
+        position = length.double() if self.timed else length
+        return FixedState(slots, slots, decay, own.total, own.latest, length, position)
 
     def _cached(
         self,
@@ -51,7 +58,7 @@ class FixedAttention(Attention):
         counts: Any,
         ctx: Context,
     ) -> Any:
-        put = fixed_window(state.position, self.capacity) if self.config.window else fixed_slots(state.position)
+        put = fixed_window(state.length, self.capacity) if self.config.window else fixed_slots(state.length)
         total, decays, past = state.total, None, None
         if decay is not None:
             decay = decay + total.unsqueeze(-1)
@@ -59,16 +66,17 @@ class FixedAttention(Attention):
             decays, past = put(state.decay, decay)
         (keys, seen_keys), (values, seen_values) = put(state.k, k), put(state.v, v)
         latest = latest_of(q, counts, state.latest)
-        after = FixedState(keys, values, decays, total, latest, state.position + counts)
-        visible = self._visible(state.position, q.shape[2], seen_keys.shape[2])
+        position = state.position + ctx.elapsed(counts)
+        after = FixedState(keys, values, decays, total, latest, state.length + counts, position)
+        visible = self._visible(state.length, q.shape[2], seen_keys.shape[2])
         return seen_keys, seen_values, past, decay, visible, after
 
-    def _visible(self, position: Tensor, new: Any, slots: Any) -> Tensor:
+    def _visible(self, length: Tensor, new: Any, slots: Any) -> Tensor:
         """bool (B, 1, T, slots)."""
-        own = (position.unsqueeze(1) + torch.arange(new, device=position.device)).unsqueeze(-1)
-        held = torch.arange(slots, device=position.device).view(1, 1, -1)
+        own = (length.unsqueeze(1) + torch.arange(new, device=length.device)).unsqueeze(-1)
+        held = torch.arange(slots, device=length.device).view(1, 1, -1)
         if self.config.window is not None:
-            held = held + (position - self.capacity).view(-1, 1, 1)
+            held = held + (length - self.capacity).view(-1, 1, 1)
             return ((held >= 0) & (held <= own) & (held > own - self.config.window)).unsqueeze(1)
         return (held <= own).unsqueeze(1)
 

@@ -1,6 +1,6 @@
 """The spectral mixer in real numbers: every complex one is a pair.
 
-h_t = |lambda_t| (cos w + i sin w) h_{t-1} + u_t,   FFT and its inverse over channels as products of real matrices
+h_t = |lambda_t| (cos w_t + i sin w_t) h_{t-1} + u_t,   FFT and its inverse over channels as products of real matrices
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from glissando.kernels.loop import over_time
 from glissando.mixers.base import Context
-from glissando.mixers.spectral.layer import Spectral, SpectralState
+from glissando.mixers.spectral.layer import Spectral, SpectralState, aged
 from glissando.mixers.spectral.phase_gate import phases
 from glissando.precision import exact
 
@@ -45,7 +45,10 @@ class PairedSpectral(Spectral):
                 gamma = 8 * gamma * torch.sigmoid(exact(rate) + exact(self.decay_bias))
             scale = torch.sqrt((-torch.expm1(-2 * gamma)).clamp_min(torch.finfo(gamma.dtype).tiny))
             real, imag = real * scale, None if imag is None else imag * scale
-        h, last = _turning(torch.exp(-gamma), turn, real, imag, state.h.to(u.dtype))
+        keep, cos, sin = torch.exp(-gamma), turn.cos(), turn.sin()
+        if ctx is not None and ctx.dt is not None:
+            keep, (cos, sin) = torch.ones_like(real), aged(gamma, turn, ctx.dt).unbind(-1)
+        h, last = _turning(keep, cos, sin, real, imag, state.h.to(u.dtype))
         y = h.flatten(-2)
         if gate is not None:
             y = y.to(gate.dtype) * F.silu(gate)
@@ -64,15 +67,17 @@ class PairedSpectral(Spectral):
         return (s_re @ cos - s_im @ sin) / n, (s_im @ cos + s_re @ sin) / n
 
 
-def _turning(keep: Tensor, turn: Tensor, real: Tensor, imag: Tensor | None, h0: Tensor) -> tuple[Tensor, Tensor]:
-    """h_t = keep_t exp(i turn) h_{t-1} + u_t as pairs (B, T, N, 2), from h0 (B, N, 2), and the last."""
-    cos, sin = turn.cos(), turn.sin()
+def _turning(
+    keep: Tensor, cos: Tensor, sin: Tensor, real: Tensor, imag: Tensor | None, h0: Tensor
+) -> tuple[Tensor, Tensor]:
+    """h_t = keep_t (cos_t + i sin_t) h_{t-1} + u_t as pairs (B, T, N, 2), from h0 (B, N, 2), and the last."""
     entry = torch.stack([real, torch.zeros_like(real) if imag is None else imag], -1)
 
     def step(carry: tuple[Tensor, ...], now: tuple[Tensor, ...]) -> tuple[tuple[Tensor, ...], Tensor]:
-        (a, b), kept = carry[0].unbind(-1), now[0]
-        h = torch.stack([kept * (cos * a - sin * b), kept * (sin * a + cos * b)], -1) + now[1]
+        (a, b), (kept, c, s) = carry[0].unbind(-1), now[1:]
+        h = torch.stack([kept * (c * a - s * b), kept * (s * a + c * b)], -1) + now[0]
         return (h,), h
 
-    h, (last,) = over_time(step, (h0,), (keep.expand_as(real), entry))
+    factors = (part.expand_as(real) for part in (keep, cos, sin))
+    h, (last,) = over_time(step, (h0,), (entry, *factors))
     return h, last

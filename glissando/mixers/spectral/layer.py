@@ -195,7 +195,7 @@ class Spectral(Mixer):
                 if ctx.dt is None:
                     a = _scaled(torch.exp(-gamma), a)
             if ctx.dt is not None:
-                a = _aged(gamma, constants.turn, ctx.dt)
+                a = aged(gamma, constants.turn, ctx.dt)
             if torch.compiler.is_compiling():
                 h, last = scan_pairs(a, u, None if state is None else state.h)
             else:  # what scan_pairs does, without a call more
@@ -308,7 +308,7 @@ class Spectral(Mixer):
         return 8 * constants.gamma * torch.sigmoid(exact(rate) + exact(self.decay_bias))
 
 
-def _aged(gamma: Tensor, turn: Tensor, dt: Tensor) -> Tensor:
+def aged(gamma: Tensor, turn: Tensor, dt: Tensor) -> Tensor:
     """exp((-gamma + i turn) dt) in pairs (B, T, N, 2) for dt (B, T), gamma (N,) or (B, T, N) and turn (N,).
 
     The angle is reduced in the widest type; a state that has decayed by exp(-100) has no gradient left in it.
