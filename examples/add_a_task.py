@@ -3,7 +3,7 @@
     x_t ~ N(0, 1),   target y_t = x_1 + ... + x_t,   loss = sum of (y - target)^2
 
 A task states its batches, its loss, its score and what a person sees. The training loop does the rest: budgets,
-schedules, checkpoints, exact resumption, several processes, loggers. Run as a program, the file trains and continues:
+schedules, checkpoints, exact resumption and several processes. Run as a program, the file trains and continues:
 
     python examples/add_a_task.py --out runs/sums
 

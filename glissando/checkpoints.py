@@ -23,6 +23,8 @@ CHECKPOINTS, BEST, LATEST = "checkpoints", "best", "latest"
 WEIGHTS = "model.safetensors"
 #: in the checkpoint of a sharded training: its tensors, see glissando.shards
 SHARDS = "shards"
+#: so many of the latest checkpoints stay: one that is intact, should the newest be damaged
+KEPT = 2
 MODULE_PREFIX = "model."  # the attribute under which the training objective holds the language model
 _STEP = re.compile(r"step-(\d{8,})")
 _POINTERS = re.compile(rf"{LATEST}: (step-\d{{8,}})\n(?:{BEST}: (step-\d{{8,}})\n)?")
@@ -65,8 +67,8 @@ def best_checkpoint(run: Path) -> Path | None:
     return best
 
 
-def point_to(run: Path, step: int, best_step: int, count: int) -> None:
-    """Writes `latest`, then deletes all checkpoints but the newest `count` up to it and the best one.
+def point_to(run: Path, step: int, best_step: int) -> None:
+    """Writes `latest`, then deletes all checkpoints but the newest KEPT up to it and the best one.
 
     best_step   that of the best validation so far; below 0 before the first
     """
@@ -76,7 +78,7 @@ def point_to(run: Path, step: int, best_step: int, count: int) -> None:
     write_atomic(run / LATEST, text.encode())
     # What lies beyond `latest` is of a training that was killed before it could name it.
     known = [path for path in checkpoints(run) if checkpoint_step(path) <= step]
-    for path in {*checkpoints(run)} - {*known[:count], best}:
+    for path in {*checkpoints(run)} - {*known[:KEPT], best}:
         remove_directory(path)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import csv
 import io
 import math
@@ -12,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 from glissando.errors import RunError, TrainingError
-from glissando.loggers import Logger
 from glissando.storage import write_atomic
 
 COLUMNS = (
@@ -22,12 +20,11 @@ COLUMNS = (
 
 
 class Metrics:
-    """The file, and the loggers that receive its rows too; `latest` are the newest values of all columns."""
+    """The file; `latest` are the newest values of all columns."""
 
-    def __init__(self, path: Path, columns: list[str], step: int, loggers: Sequence[Logger]) -> None:
+    def __init__(self, path: Path, columns: list[str], step: int) -> None:
         """Rows after `step`, of a training that got further than its checkpoint, are dropped."""
         self.path, self.columns, self.latest = path, [*COLUMNS, *columns], dict[str, Any]()
-        self.loggers = loggers
         rows = [row for row in read_metrics(path) if int(row["step"]) <= step]
         write_atomic(path, _csv([self.columns, *[[row.get(c, "") for c in self.columns] for row in rows]]))
 
@@ -35,13 +32,6 @@ class Metrics:
         self.latest |= row
         values = [row.get(name, "") for name in self.columns]
         append(self.path, _csv([[f"{v:.7g}" if isinstance(v, float) else v for v in values]]))
-        for logger in self.loggers:
-            logger.log(row)
-
-    def close(self) -> None:
-        with contextlib.ExitStack() as stack:
-            for logger in self.loggers:
-                stack.callback(logger.close)
 
 
 def append(path: Path, data: bytes) -> int:

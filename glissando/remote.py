@@ -21,7 +21,6 @@ from glissando import pretrained
 from glissando.cache_directory import cache_dir
 from glissando.checkpoints import BEST, CHECKPOINTS, LATEST, WEIGHTS, checkpoint_step, latest_checkpoint, pointers
 from glissando.errors import RunError
-from glissando.loggers import ID, TENSORBOARD, WANDB
 from glissando.storage import MANIFEST, publishing, read_json, read_manifest, verify_manifest
 from glissando.storages import Place, place
 from glissando.untrusted import FILE_BYTES, most_bytes, require_room
@@ -199,8 +198,9 @@ class Mirror:
             kept = [folder.parent for folder in (self.path / CHECKPOINTS).glob(f"step-*/{MANIFEST}")]
             for folder in [*kept, *(base.parent for base in self.path.glob(f"{_BASE}/{MANIFEST}"))]:
                 self._push(folder.relative_to(self.path).as_posix())
-            for name in self._logs():
-                self._there.put(name, (self.path / name).read_bytes())
+            for name in (_METRICS, _SAMPLES):
+                if (self.path / name).is_file():
+                    self._there.put(name, (self.path / name).read_bytes())
             self._push("")
             for gone in {*(self._there / CHECKPOINTS).names()} - {folder.name for folder in kept}:
                 (self._there / CHECKPOINTS / gone).remove()
@@ -230,11 +230,6 @@ class Mirror:
             there.put(LATEST, (self.path / LATEST).read_bytes())
         if text is not None and before != text:
             there.put(MANIFEST, text)
-
-    def _logs(self) -> list[str]:
-        """The log and samples.txt, TensorBoard's events, the id of the run at Weights & Biases."""
-        logs = [self.path / n for n in (_METRICS, _SAMPLES, f"{WANDB}/{ID}")] + [*(self.path / TENSORBOARD).rglob("*")]
-        return [path.relative_to(self.path).as_posix() for path in logs if path.is_file()]
 
 
 def _name(url: str) -> str:

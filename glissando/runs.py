@@ -46,7 +46,6 @@ from glissando.checkpoints import (
 from glissando.data.tokenizers import Tokenizer, load_tokenizer
 from glissando.errors import ConfigError, RunError, nearest
 from glissando.imports import copies, require_registered, sections
-from glissando.loggers import TENSORBOARD, WANDB
 from glissando.machine import environment
 from glissando.quantisation import restored
 from glissando.remote import resolve
@@ -364,7 +363,7 @@ class Run:
 
 
 #: what a training writes before its first checkpoint, beside small files
-_LOGS = {METRICS, "samples.txt", TENSORBOARD, WANDB, "base", IMPORTS}
+_LOGS = {METRICS, "samples.txt", "base", IMPORTS}
 
 
 def resumed_environment(made: bytes, notes: Mapping[str, Any]) -> bytes:

@@ -252,6 +252,7 @@ def test_probes_are_corpora_that_fit_their_rows(name, tmp_path):
 def test_the_example_files_can_be_compared_with_the_baseline(tmp_path):
     """Each is a model of its own, within 5 % of the baseline's size, with two mixers or a flow."""
     files = sorted((Path(__file__).parent.parent / "examples/models").glob("*.yaml"))
+    files = [file for file in files if "outside_models" not in file.read_text()]
     assert len(files) >= 4
     asked = Comparison(["transformer-nano", *map(str, files)], tmp_path / "out", Amount("steps", 1))
     asked.check()

@@ -54,7 +54,7 @@ def test_training_loads_fabric_without_the_trainer_and_what_that_brings(trained)
 def test_writing_text_loads_neither_fabric_nor_pictures(trained):
     result = loaded("generate", str(trained[0]), "--prompt", "the", "--max_tokens", "2")
     assert "torch" in result
-    assert result & (OTHERS | {"lightning_fabric", "tensorboardX", "sympy"}) == set()  # sympy: torch._dynamo was loaded
+    assert result & (OTHERS | {"lightning_fabric", "sympy"}) == set()  # sympy: torch._dynamo was loaded
 
 
 @pytest.mark.parametrize(

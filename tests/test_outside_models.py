@@ -8,14 +8,15 @@ from typing import Any
 
 import pytest
 import torch
+import yaml
 from tolerances import assert_close, assert_tensors_close
 
 from glissando.cli import main
 from glissando.compare.measure import read_measured
-from glissando.compare.models import read_models
+from glissando.compare.plan import Amount, Comparison
 from glissando.config import from_dict
 from glissando.errors import ConfigError
-from glissando.hf.transformers_depth import transformers_model
+from glissando.imports import import_file
 from glissando.loading import load
 from glissando.model import LanguageModel, ModelConfig
 
@@ -30,22 +31,23 @@ CONFIGS: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 
 
-def config_file(folder: Path, kind: str, **changes: Any) -> Path:
-    path = folder / f"{kind}.json"
-    common = {"model_type": kind, "hidden_size": 16, "num_hidden_layers": 1}
-    path.write_text(json.dumps(common | CONFIGS.get(kind, {}) | changes))
-    return path
+FILE = Path(__file__).parent.parent / "examples" / "outside_models.py"
 
 
-def outside(folder: Path, kind: str, **changes: Any) -> LanguageModel:
+def options_of(kind: str, **changes: Any) -> dict[str, Any]:
+    config = {"model_type": kind, "hidden_size": 16, "num_hidden_layers": 1} | CONFIGS.get(kind, {}) | changes
+    return {"hidden_size": 16, "final_norm": False, "depth": {"kind": "transformers", "config": config}}
+
+
+def outside(kind: str, **changes: Any) -> LanguageModel:
+    import_file(FILE)
     torch.manual_seed(0)
-    model = transformers_model(config_file(folder, kind, **changes))
-    return LanguageModel(from_dict(ModelConfig, {**model, "vocab_size": 11}, "model")).eval()
+    return LanguageModel(from_dict(ModelConfig, {**options_of(kind, **changes), "vocab_size": 11}, "model")).eval()
 
 
 @pytest.mark.parametrize("kind", CONFIGS)
-def test_it_obeys_the_laws_to_its_own_precision(tmp_path, kind: str):
-    model = outside(tmp_path, kind)
+def test_it_obeys_the_laws_to_its_own_precision(kind: str):
+    model = outside(kind)
     ids = torch.randint(0, 11, (3, 9), generator=torch.Generator().manual_seed(0))
     mask = torch.arange(9) < torch.tensor([[9], [4], [7]])
     whole = model(ids, mask=mask)[0]
@@ -66,37 +68,32 @@ def test_it_obeys_the_laws_to_its_own_precision(tmp_path, kind: str):
     assert_tensors_close(*grads, "gradient of")
 
 
-def test_it_starts_as_its_own_library_starts_it(tmp_path):
+def test_it_starts_as_its_own_library_starts_it():
     """A_log of Mamba-2 is the logarithm of 1 to H, and no matrix has our scale."""
-    mixer = outside(tmp_path, "mamba2").depth.body.layers[0].mixer
+    mixer = outside("mamba2").depth.body.layers[0].mixer
     assert_close(mixer.A_log.exp().detach(), torch.tensor([1.0, 2.0]))
     assert float(mixer.out_proj.weight.detach().std()) > 0.04
 
 
-def test_what_cannot_be_used_is_refused(tmp_path):
+def test_what_cannot_be_used_is_refused():
     with pytest.raises(ConfigError, match="reads tokens that come later"):
-        outside(tmp_path, "bert", intermediate_size=24, num_attention_heads=2)
+        outside("bert", intermediate_size=24, num_attention_heads=2)
     with pytest.raises(ConfigError, match="cannot build a 'lama'"):
-        outside(tmp_path, "lama")
-    (tmp_path / "not.json").write_text("{")
-    for name in ("not.json", "missing.json"):
-        with pytest.raises(ConfigError, match=r"config\.json"):
-            transformers_model(tmp_path / name)
-    (tmp_path / "other.json").write_text("{}")
-    with pytest.raises(ConfigError, match="model_type and hidden_size"):
-        transformers_model(tmp_path / "other.json")
+        outside("lama")
 
 
-def test_it_is_trained_as_the_first_model_is(tmp_path):
-    models = read_models(["transformer-nano", f"hf:{config_file(tmp_path, 'llama')}"])
-    assert models["llama"]["training"] == models["transformer-nano"]["training"]
-    assert models["llama"]["model"]["depth"]["kind"] == "transformers"
+def test_the_example_files_are_of_the_baselines_size(tmp_path):
+    import_file(FILE)
+    files = [str(FILE.parent / "models" / f"{name}.yaml") for name in ("mamba2", "gated-delta")]
+    Comparison(["transformer-plus-nano", *files], tmp_path / "out", Amount("steps", 1)).check()
 
 
 @pytest.mark.slow
 def test_a_comparison_with_it(tmp_path):
     small = ["--model.vocab_size", "256", "--data.cut", "true", "--data.seq_len", "32", "--data.valid_rows", "2"]
-    command = ["compare", f"hf:{config_file(tmp_path, 'llama')}", f"hf:{config_file(tmp_path, 'mamba2')}"]
+    for name in ("llama", "mamba2"):
+        (tmp_path / f"{name}.yaml").write_text(yaml.safe_dump({"model": options_of(name)}))
+    command = ["compare", str(tmp_path / "llama.yaml"), str(tmp_path / "mamba2.yaml"), "--import", str(FILE)]
     out = tmp_path / "out"
     options = ["--budget", "steps=2", "--contexts", "8", "--allow_unequal", "--out", str(out)]
     assert main([*command, *options, *small]) == 0

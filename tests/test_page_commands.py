@@ -65,7 +65,7 @@ def test_the_commands_of_the_pages_are_understood(command, monkeypatch, tmp_path
     shutil.copy(ROOT / "examples" / "add_a_mixer.py", "my_mixer.py")
     Path("book.yaml").write_text("preset: transformer-nano\n")
     words = shlex.split(command)[1:]
-    if words[0] == "train" and not {"--resume", "--extend", "--from"} & {word.partition("=")[0] for word in words}:
+    if words[0] == "train" and not {"--resume", "--from"} & {word.partition("=")[0] for word in words}:
         assert glissando([*(word for word in words if word != "--print_config"), "--print_config"]) == 0, (
             capsys.readouterr().err
         )

@@ -20,6 +20,7 @@ ROOT = Path(__file__).parent.parent
 SHORTER = {
     ("training", 0): {"range(1000)": "range(2)"},
     ("training", 1): {"max_steps=1000": "max_steps=2", "val_check_interval=200": "val_check_interval=2"},
+    ("training", 2): {"RunConfig()": 'RunConfig(model={"hidden_size": 32})', "steps = 1000": "steps = 2"},
 }
 #: blocks that are not programs, and why
 FRAGMENTS = {

@@ -162,8 +162,6 @@ def shrunk_training(words: list[str]) -> list[str]:
     if "--config" in words or "--resume" in words:
         return words  # the file is small; a run goes on as it began
     words = without(words, BUDGET.pattern)
-    if "--extend" in words:
-        return [*words, "--training.steps", "8"]
     words += ["--training.steps", "4"]
     if "--from" in words:
         return words

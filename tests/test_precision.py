@@ -118,7 +118,7 @@ def test_every_thread_of_the_program_flushes_them(tmp_path):
     """The threads have started before training does, to measure how many are fastest."""
     run, free = tmp_path / "run", {name: text for name, text in environment().items() if not name.startswith("OMP_")}
     first = [*options(mapping(tmp_path, {"training": {"steps": 2}})), f"--out={run}"]
-    more = [f"--extend={run}", f"--out={tmp_path / 'more'}", "--training.steps=4"]
+    more = [f"--from={run}", f"--out={tmp_path / 'more'}", "--training.steps=4"]
     for arguments in (first, more):
         if arguments is more:  # the number of threads is measured again, as for a run of another machine
             (run / "environment.json").write_text((run / "environment.json").read_text().replace('"threads"', '"t"'))

@@ -21,12 +21,12 @@ from training_runs import PLAIN, assert_same_tensors, call, command, configurati
 import glissando
 from glissando import machine, remote, runs
 from glissando.cli import main
-from glissando.errors import ConfigError, RunError
+from glissando.errors import RunError
 from glissando.remote import Mirror, fetched, work_directory
 from glissando.runs import Run
 from glissando.storage import manifest_text
 from glissando.training import launch
-from glissando.training.fit import extend, resume, train
+from glissando.training.fit import resume, train
 from glissando.urls import is_url, whole_url
 
 STEPS = {"training": {"steps": 4, "save_every": 2, "validate_every": 2}}
@@ -186,8 +186,6 @@ def test_nothing_is_overwritten(tmp_path):
     assert stored() == {"/book/notes.txt": b"mine"}
     with pytest.raises(RunError, match="is a URL, which only `glissando train` can write to"):
         glissando.LanguageModel.from_preset("minimal-transformer-nano").save("memory://model")
-    with pytest.raises(ConfigError, match="extended from one local directory"):
-        extend("memory://book", tmp_path / "out", {"steps": 9})
 
 
 def interrupted(folder: Path, monkeypatch: pytest.MonkeyPatch, url: str) -> None:

@@ -154,7 +154,7 @@ def test_the_best_and_the_latest_are_one_and_what_a_hook_keeps_is_copied(tmp_pat
             return {"steps": kept}
 
     monkeypatch.setattr(TrainState, "save", save)
-    both = {"training": {"steps": 4, "save_every": 2, "validate_every": 2, "log_every": 1, "keep_checkpoints": 5}}
+    both = {"training": {"steps": 4, "save_every": 2, "validate_every": 2, "log_every": 1}}
     train(configuration(tmp_path, both), tmp_path / "run", Counting())
     assert begun == ["step-00000002", "step-00000004"]
     saved = TrainState.load(tmp_path / "run" / "checkpoints" / "step-00000002")

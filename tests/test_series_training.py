@@ -443,17 +443,16 @@ def test_patience_ends_a_training_at_its_best(table, tmp_path):
 
 
 def test_series_have_what_the_loop_has(table, tmp_path):
-    """Muon, TensorBoard and a URL; and a step in two parts is the same step, though windows are padded."""
+    """Muon and a URL; and a step in two parts is the same step, though windows are padded."""
     values = options(table, columns="a,b", batch_size=4)
     optimizer = {"kind": "muon", "learning_rate": 0.01}
     values["training"] = {"steps": 3, "optimizer": optimizer, "schedule": {"warmup_steps": 0}}
     whole = train(values, tmp_path / "whole")
-    more = {"training": {"accumulate": 2, "tensorboard": True}}
+    more = {"training": {"accumulate": 2}}
     parts = train(merge(SeriesRunConfig, values, more), f"file://{tmp_path}/copied")
     for name, weight in weights(whole).items():
         assert_close(weights(parts)[name], weight, name, 1e-4)
     assert weights(tmp_path / "copied").keys() == weights(whole).keys()
-    assert list(parts.path.glob("tensorboard/*"))
 
 
 @pytest.mark.slow

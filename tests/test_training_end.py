@@ -16,15 +16,15 @@ from training_runs import PLAIN, SHIFT, assert_same_tensors, configuration, cras
 import glissando
 from glissando.cli import main
 from glissando.data.corpora import build_corpus
-from glissando.errors import ConfigError, RunError, Stopped
+from glissando.errors import ConfigError, Stopped
 from glissando.runs import Run
 from glissando.stages import train_stages
-from glissando.training.fit import extend, resume, train
+from glissando.training.fit import resume, train
 from glissando.training.progress import Progress
 from research import fixed_pairs  # noqa: F401  registers `fixed-pairs`
 
 #: a rate at which the held-out loss soon rises again
-RISING = {"training": {"steps": 12, "validate_every": 2, "save_every": 4, "keep_checkpoints": 9, "log_every": 3}}
+RISING = {"training": {"steps": 12, "validate_every": 2, "save_every": 4, "log_every": 3}}
 RISING["training"] |= {"optimizer": {"learning_rate": 0.1}, "schedule": {"kind": "constant", "warmup_steps": 8}}
 
 
@@ -65,14 +65,14 @@ def test_the_best_validation_is_kept_and_opens_as_a_run(rising, capsys):
     last = float(rows(rising)[-1]["valid_loss"])
     assert evaluated(capsys, rising)["loss_nats"] == pytest.approx(last, rel=1e-5), "the run's own are its last"
     assert evaluated(capsys, rising, "--checkpoint", "last")["loss_nats"] == pytest.approx(last, rel=1e-5)
-    fourth = next(float(row["valid_loss"]) for row in rows(rising) if row["step"] == "4")
-    assert evaluated(capsys, rising, "--checkpoint", "4")["loss_nats"] == pytest.approx(fourth, rel=1e-5)
+    eighth = next(float(row["valid_loss"]) for row in rows(rising) if row["step"] == "8")
+    assert evaluated(capsys, rising, "--checkpoint", "8")["loss_nats"] == pytest.approx(eighth, rel=1e-5)
     assert main(["generate", str(rising), "--checkpoint", "best", "--prompt", "ab", "--max_tokens", "3"]) == 0
 
 
 def test_a_checkpoint_that_is_not_there_names_those_that_are(rising, capsys):
     assert main(["evaluate", str(rising), "--checkpoint", "5"]) == 2
-    assert "has no checkpoint '5'; it has: 12, 2, 4, 6, 8, best, last" in capsys.readouterr().err
+    assert "has no checkpoint '5'; it has: 12, 6, 8, best, last" in capsys.readouterr().err
     assert main(["generate", str(rising), "--checkpoint", "newest"]) == 2
     assert "has no checkpoint 'newest'" in capsys.readouterr().err
 
@@ -275,71 +275,3 @@ def test_the_accuracy_in_the_log_is_that_of_the_steps_own_batch(tmp_path):
     batch = next(build_corpus(config.data).batches("train"))
     right = glissando.load(run)(batch.ids)[0].argmax(-1) == batch.targets
     assert float(rows(run)[0]["train_accuracy"]) == pytest.approx(float(right.float().mean()))
-
-
-# ---------------------------------------------------------------------- a larger budget
-
-STEADY = {"training": {"steps": 6, "save_every": 3, "schedule": {"kind": "constant", "warmup_steps": 0}}}
-
-
-def contents(folder: Path) -> dict[str, bytes]:
-    """Bytes of all files but the lock."""
-    files = [path for path in folder.rglob("*") if path.is_file() and path.name != ".lock"]
-    return {str(path.relative_to(folder)): path.read_bytes() for path in files}
-
-
-@pytest.fixture(scope="module")
-def finished(tmp_path_factory) -> Path:
-    folder = tmp_path_factory.mktemp("finished")
-    return train(configuration(folder, STEADY), folder / "run").path
-
-
-def test_an_extended_run_is_the_run_of_the_larger_budget(finished, tmp_path, capsys):
-    """To the bit, where the schedule does not see the budget; what is extended stays as it is."""
-    before = contents(finished)
-    assert main(["train", "--extend", str(finished), "--training.steps", "12", "--out", str(tmp_path / "more")]) == 0
-    assert contents(finished) == before
-    config = configuration(finished.parent, STEADY, {"training.steps": 12})
-    whole = train(config, tmp_path / "whole").path
-    assert_same_tensors(weights(tmp_path / "more"), weights(whole))
-    assert [row["step"] for row in rows(tmp_path / "more")] == [row["step"] for row in rows(whole)]
-    assert summary(tmp_path / "more")["steps"] == 12
-    assert Run.open(tmp_path / "more").read_config()["training"]["steps"] == 12
-
-
-def test_an_extended_run_takes_another_kind_of_budget_and_resumes(finished, tmp_path, monkeypatch):
-    """Tokens count what was scored before; a cosine goes on at the share that is spent: 384 of 768."""
-    whole = extend(finished, tmp_path / "whole", {"tokens": 768}).path
-    assert [int(row["tokens"]) for row in rows(whole)][-1] == 768
-    crash_in(monkeypatch, 11, RuntimeError("power cut"))
-    with pytest.raises(RuntimeError, match="power cut"):
-        extend(finished, tmp_path / "cut", {"tokens": 768})
-    resume(tmp_path / "cut")
-    assert_same_tensors(weights(tmp_path / "cut"), weights(whole))
-
-
-def test_what_cannot_be_extended_leaves_nothing_behind(finished, tmp_path, capsys):
-    for options, message in (
-        ({"steps": 6}, "nothing is left to train: .* give a larger budget"),
-        ({"seconds": 0.0}, "seconds: expected a number greater than 0"),
-        ({"steps": 12, "clip": 2.0}, "of training alone, got 'clip'"),
-        ({"steps": 12, "tokens": 10**6}, "the budget is one of"),
-    ):
-        with pytest.raises(ConfigError, match=message):
-            extend(finished, tmp_path / "more", options)
-        assert not (tmp_path / "more").exists()
-    (tmp_path / "there").mkdir()
-    with pytest.raises(RunError, match="nothing is overwritten"):
-        extend(finished, tmp_path / "there", {"steps": 12})
-    assert main(["train", "--extend", str(finished), "--data.seed", "3"]) != 0
-    assert "takes no other options" in capsys.readouterr().err
-
-
-def test_a_run_that_stopped_early_is_extended_with_more_patience(tmp_path):
-    stopped = train(configuration(tmp_path, PLAIN, RISING, {"training.early_stopping": 1}), tmp_path / "run").path
-    last = summary(stopped)["steps"]
-    assert last < 12
-    with pytest.raises(ConfigError, match=r"1 validations after its best.*early_stopping"):
-        extend(stopped, tmp_path / "more", {"steps": 16})
-    extended = extend(stopped, tmp_path / "more", {"steps": 16, "early_stopping": None})
-    assert summary(extended.path)["steps"] == 16

@@ -17,7 +17,7 @@ from glissando.errors import ConfigError, DataError, RunError
 from glissando.runs import Run
 from glissando.storage import read_manifest, write_manifest
 from glissando.training.config import RunConfig
-from glissando.training.fit import extend, resume, train
+from glissando.training.fit import resume, train
 
 
 def test_resuming_takes_the_text_that_it_was_trained_on(tmp_path, monkeypatch):
@@ -35,9 +35,6 @@ def test_resuming_takes_the_text_that_it_was_trained_on(tmp_path, monkeypatch):
         RunError, match=r"words\.txt is not the text that .*run was trained on: it has [\d,]+ bytes with"
     ):
         resume(run)
-    with pytest.raises(RunError, match=r"words\.txt is not the text that .*run was trained on"):
-        extend(run, tmp_path / "longer", {"steps": 4})
-    assert not (tmp_path / "longer").exists()
     with pytest.raises(ConfigError, match=r"has no option data\.name"):
         resume(run, texts={"data.name": str(moved)})
     assert main(["train", f"--resume={run}", f"--data.path={moved}"]) == 0

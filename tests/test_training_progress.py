@@ -12,7 +12,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from training_runs import SHIFT, configuration, loop_for, metrics
+from training_runs import SHIFT, configuration, loop_for
 
 import glissando
 from glissando.data.corpora import build_corpus
@@ -142,22 +142,6 @@ def test_loss_and_time_left_are_within_80_columns(tmp_path):
     assert len(shown) <= 80
     assert "| step 123456, 99:00:0" in shown
     assert " left, loss 12.345, held out" in shown
-
-
-def test_tensorboard_events(tmp_path):
-    from tensorboardX.proto import event_pb2
-
-    done = run(tmp_path, "run", {"training": {"steps": 6, "tensorboard": True}})
-    (path,) = (done.path / "tensorboard").iterdir()
-    data, result = path.read_bytes(), {}
-    while data:
-        size = int.from_bytes(data[:8], "little")  # length, its checksum, the event, its checksum
-        event = event_pb2.Event.FromString(data[12 : 12 + size])
-        result |= {(value.tag, event.step): value.simple_value for value in event.summary.value}
-        data = data[16 + size :]
-    for row in metrics(done):
-        assert result["train_loss", int(row["step"])] == pytest.approx(float(row["train_loss"]), rel=1e-5)
-        assert ("valid_loss", int(row["step"])) in result
 
 
 # ---------------------------------------------------------------------- validations

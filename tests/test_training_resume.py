@@ -80,7 +80,6 @@ CASES = {
         "schedule": PLATEAU, "optimizer": {"learning_rate": 1.0},
     },
     "everything at once": {"save_every": 3, "log_every": 3, "validate_every": 3, "sample_every": 3},
-    "tensorboard": {"save_every": 4, "tensorboard": True},
     "double": {"save_every": 4, "precision": "64-true"},
     "bf16": {"save_every": 4, "precision": "bf16-mixed"},
     "muon": {"save_every": 4, "optimizer": {"kind": "muon"}},

@@ -26,7 +26,7 @@ from glissando.runs import Run
 from glissando.series.evaluation import evaluate as evaluate_series
 from glissando.stages import RECORD, STAGES, resume_stages, train_stages
 from glissando.storage import MANIFEST, manifest_text, read_manifest, write_manifest
-from glissando.training.fit import extend, resume, train
+from glissando.training.fit import resume, train
 from glissando.urls import redacted
 
 SECRET = "my diary: nobody is to read this; the safe opens with 4711. "
@@ -157,19 +157,17 @@ def test_imports_that_are_no_paths_of_python_files_are_an_error(run, wrong):
         untrusted.imported_names({"imports": wrong})
 
 
-@pytest.mark.parametrize("name", ["samples.txt", "metrics.csv", "wandb", "checkpoints/step-00000009", "notes"])
-def test_a_link_out_of_a_run_is_neither_followed_nor_written_through(run, diary, tmp_path, name):
+@pytest.mark.parametrize("name", ["samples.txt", "metrics.csv", "pictures", "checkpoints/step-00000009", "notes"])
+def test_a_link_out_of_a_run_is_neither_followed_nor_written_through(run, diary, name):
     path, before = run / name, diary.read_bytes()
     path.unlink(missing_ok=True)
     path.symlink_to(diary.parent if "." not in name else diary)
-    for attack in (lambda: resume(run), lambda: extend(run, tmp_path / "more", {"steps": 6})):
-        with pytest.raises(RunError, match="is a link that leads out of the run"):
-            attack()
+    with pytest.raises(RunError, match="is a link that leads out of the run"):
+        resume(run)
     if name != "metrics.csv":  # whose digest is listed
         with pytest.raises(RunError, match="is a link that leads out of the run"):
             glissando.load(run)
     assert diary.read_bytes() == before
-    assert not (tmp_path / "more").exists()
 
 
 def test_files_with_digests_may_lie_elsewhere(run, tmp_path):
@@ -247,15 +245,11 @@ def test_damage_to_the_best_checkpoint_does_not_become_the_runs_own_weights(run)
     assert not (run / "model.safetensors").exists()
 
 
-def test_damage_is_not_copied_to_a_url_or_into_an_extension(run, tmp_path):
+def test_damage_is_not_copied_to_a_url(run):
     flip(run / "model.safetensors")
     with pytest.raises(RunError, match=r"model\.safetensors is damaged.*not copied"):
         upload(run, "memory://book")
     assert not {"/book/manifest.json", "/book/model.safetensors"} & MemoryFileSystem.store.keys()
-    flip(Run(run).latest_checkpoint() / "model.safetensors")
-    with pytest.raises(RunError, match=r"model\.safetensors is damaged"):
-        extend(run, tmp_path / "more", {"steps": 6})
-    assert not (tmp_path / "more").exists()
 
 
 # ---------------------------------------------------------------------- passwords

@@ -131,7 +131,7 @@ def test_it_runs_in_a_fresh_environment(versions, wheel, tmp_path):
     assert "stories" in run("glissando", "models")
     assert len(run("glissando", "generate", "stories", "--max_tokens", 20)) > 40
     run("glissando", "train", "--preset", "liquid-ssm-nano", *tiny, "--training.steps", 2, "--out", "run")
-    run("glissando", "train", "--extend", "run", "--training.steps", 4, "--out", "longer")
+    run("glissando", "train", "--from", "run", "--training.steps", 4, "--out", "longer")
     assert "bits_per_byte" in run("glissando", "evaluate", "run", "--json")
     compared = ["transformer-nano", "continuous-transformer-nano", *tiny, "--budget", "steps=2", "--contexts", 16]
     run("glissando", "compare", *compared, "--allow_unequal", "--out", "compared")

@@ -37,7 +37,7 @@ def test_a_training_survives_a_power_cut_and_its_model_is_used(book):
 
 
 @pytest.mark.slow
-def test_models_are_extended_exported_and_compared(book):
+def test_models_are_trained_further_exported_and_compared(book):
     """The memory that a CPU's training takes is not reported there."""
     on_windows(HERE / "session.py", book, "measures", folder=book.parent)
     with (book.parent / "compared" / "results.csv").open(encoding="utf-8", newline="") as file:

@@ -101,8 +101,7 @@ def _parser() -> Parser:
         nargs="*",
         metavar="MODEL",
         default=[],
-        help="presets, YAML files of options as `train --config` reads them, and models of transformers as "
-        "hf:CONFIG.json; the first is the reference",
+        help="presets, and YAML files of options as `train --config` reads them; the first is the reference",
     )
     parser.add_argument(
         "--out",

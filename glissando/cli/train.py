@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from glissando.cli.options import (
@@ -37,13 +36,13 @@ _OWN_TEXT = (
 SECTIONS = ("model", "data", "training")
 #: the options that --help shows
 COMMON = (
-    "--preset", "--out", "--from", "--resume", "--extend", "--config", "--data.kind", "--data.path", "--data.tokenizer",
+    "--preset", "--out", "--from", "--resume", "--config", "--data.kind", "--data.path", "--data.tokenizer",
     "--data.seq_len", "--data.batch_size", "--training.seconds", "--training.optimizer.learning_rate",
     "--model.hidden_size", "--model.depth.layers",
 )  # fmt: skip
 _USAGE = (
     "glissando train --preset NAME --out DIR [options]\n       glissando train --from RUN --out DIR [options]\n"
-    "       glissando train --resume DIR\n       glissando train --extend RUN --training.tokens N [--out DIR]"
+    "       glissando train --resume DIR"
 )
 #: rows and width of activations for which threads are chosen, where a run does not say how many it was made with
 _USUAL = (1024, 256)
@@ -55,8 +54,8 @@ _TEXTS = ("data.path", "data.valid_path")
 def main(arguments: Sequence[str]) -> None:
     """Train, or with --resume go on."""
     options = parse(_parser(), arguments)
-    if options.resume is not None or options.extend is not None:
-        _go_on(options)
+    if options.resume is not None:
+        _resume(options)
         return
     config = _config(options)
     if options.print_config:
@@ -108,9 +107,6 @@ def _parser() -> Parser:
         "--resume",
         metavar="RUN",
         help="run to continue; only options of the machine, and paths of moved texts, may be given too",
-    )
-    parser.add_argument(
-        "--extend", metavar="RUN", help="finished run to train further with a larger budget, into --out or RUN-extended"
     )
     parser.add_argument("--print_config", action="store_true", help="print the values of all options and stop")
     add_threads_option(parser)
@@ -179,35 +175,28 @@ def _of_run(path: str) -> dict[str, Any]:
     return config
 
 
-def _go_on(options: Options) -> None:
-    """--resume and --extend: what they take beside the machine's options and where texts lie now."""
+def _resume(options: Options) -> None:
+    """--resume: it takes the machine's options and where texts lie now."""
     from glissando.training.config import MACHINE
 
-    verb, path = ("resume", options.resume) if options.resume is not None else ("extend", options.extend)
-    budget = [] if verb == "resume" else ["out", *(f"training.{name}" for name in (*BUDGETS, "early_stopping"))]
-    machine = [f"training.{name}" for name in MACHINE]
-    if others := [n for n in options.given if n not in (verb, "threads", "import", *budget, *machine, *_TEXTS)]:
+    path, machine = options.resume, [f"training.{name}" for name in MACHINE]
+    if others := [name for name in options.given if name not in ("resume", "threads", "import", *machine, *_TEXTS)]:
         raise ConfigError(
-            f"--{verb} continues exactly with {path}/config.yaml and takes no other options than --"
-            f"{', --'.join([*budget, *machine])}, and the new place of its texts, --{' and --'.join(_TEXTS)}; "
-            f"got --{' --'.join(others)}"
+            f"--resume continues exactly with {path}/config.yaml and takes no other options than --"
+            f"{', --'.join(machine)}, and the new place of its texts, --{' and --'.join(_TEXTS)}; "
+            f"got --{' --'.join(others)}. With another budget: glissando train --from {path} --out DIR"
         )
     from glissando.process import prepare_to_train
     from glissando.stages import STAGES, resume_stages
     from glissando.threads import threads_of
-    from glissando.training.fit import extend, resume
+    from glissando.training.fit import resume
     from glissando.training.mirroring import old_place
 
     prepare_to_train()
-    folder = old_place(path)[0] if verb == "resume" else Path(path).expanduser()
+    folder = old_place(path)[0]
     staged = (folder / STAGES).is_file()
     first = next(iter(sorted(folder.glob("1-*"))), folder) if staged else folder
     choose_threads(options, *_USUAL, before=threads_of(first))  # with others sums may round otherwise
     chosen = options.sections.get("training", {})
     moved = flat({"data": options.sections.get("data", {})})
-    if verb == "extend":
-        extend(path, options.out or f"{path.rstrip('/')}-extended", chosen, texts=moved)
-    elif staged:
-        resume_stages(path, chosen, moved)
-    else:
-        resume(path, chosen, texts=moved)
+    (resume_stages if staged else resume)(path, chosen, texts=moved)

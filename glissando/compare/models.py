@@ -1,5 +1,5 @@
 """The models of a comparison by name: presets, YAML files of options as `glissando train --config` reads them, options
-given in code, and models of transformers from a config.json."""
+given in code."""
 
 from __future__ import annotations
 
@@ -15,17 +15,16 @@ from glissando.training.config import RunConfig
 from glissando.training.length import BUDGETS
 from glissando.yaml_files import read_options
 
-#: a preset's name, the path of a YAML file, `hf:` and that of a config.json, options as a YAML file holds, or a model's
+#: a preset's name, the path of a YAML file, options as a YAML file holds, or a model's
 Given = str | Mapping[str, Any] | ModelConfig
 
 _SUFFIXES = (".yaml", ".yml")
-_PREFIX = "hf:"
 
 
 def read_models(given: Sequence[str] | Mapping[str, Given]) -> dict[str, dict[str, Any]]:
     """Name -> its sections model, data and training, and `preset`.
 
-    A file in a list has its own name, without the suffix. A model of transformers is trained as the first one is.
+    A file in a list has its own name, without the suffix.
 
     Raises ConfigError for a file that cannot be read, for an option that a comparison gives to all models, and for a
     name that is given twice or is a preset's; UnknownNameError for an unknown preset.
@@ -36,11 +35,6 @@ def read_models(given: Sequence[str] | Mapping[str, Given]) -> dict[str, dict[st
             raise ConfigError(
                 f"two models have the name {name!r}: {', '.join(given)}; give each once, and each file its own name"
             )
-        if isinstance(what, str) and what.startswith(_PREFIX):
-            from glissando.hf.transformers_depth import transformers_model
-
-            training = {} if number == 0 else next(iter(models.values())).get("training", {})
-            what = {"model": transformers_model(what.removeprefix(_PREFIX)), "training": training}
         if isinstance(what, str) and Path(what).suffix not in _SUFFIXES:
             models[name] = {"preset": what, **load_preset(what)}
             models[name].pop("about", None)
@@ -56,8 +50,8 @@ def read_models(given: Sequence[str] | Mapping[str, Given]) -> dict[str, dict[st
 
 
 def _named(text: str) -> tuple[str, str]:
-    path = Path(text.removeprefix(_PREFIX))
-    if path.suffix not in _SUFFIXES and not text.startswith(_PREFIX):
+    path = Path(text)
+    if path.suffix not in _SUFFIXES:
         return text, text
     if not path.stem.strip("."):
         raise ConfigError(f"{text} gives the model no name: rename the file, for example to mine.yaml")

@@ -7,7 +7,6 @@ from glissando.depth.base import DEPTHS, BlockFactory, Depth, DepthOptions, buil
 from glissando.depth.discrete import DiscreteConfig, DiscreteDepth
 from glissando.depth.flow import FlowConfig, FlowDepth
 from glissando.depth.tied import TiedConfig, TiedDepth
-from glissando.depth.transformers import TransformersConfig
 
 __all__ = [
     "DEPTHS",
@@ -20,7 +19,6 @@ __all__ = [
     "FlowDepth",
     "TiedConfig",
     "TiedDepth",
-    "TransformersConfig",
     "build_depth",
     "register_depth",
 ]

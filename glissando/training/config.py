@@ -10,7 +10,6 @@ from pydantic import Field, NonNegativeFloat, PositiveInt
 from glissando.config import Registry, options, to_dict
 from glissando.data.corpora import CORPORA, StoriesOptions
 from glissando.errors import ConfigError, DataError
-from glissando.loggers import import_wandb
 from glissando.model import ModelConfig
 from glissando.presets import load_preset, preset_text
 from glissando.training.length import BUDGET_OPTIONS, Length, Positive
@@ -21,7 +20,7 @@ if TYPE_CHECKING:
     from glissando.training.task import Task
 
 #: options of the machine, not of the training: a run may be resumed with others
-MACHINE = ("devices", "num_nodes", "accelerator", "strategy", "tensorboard", "wandb")
+MACHINE = ("devices", "num_nodes", "accelerator", "strategy")
 
 
 @options
@@ -90,7 +89,6 @@ class TrainingConfig(Length):
     sample_every             steps between samples; None: 10 a run, or one every 1000 steps without a budget
     sample_prompt            the beginning of samples; None: a held-out beginning
     log_every                steps between rows of metrics.csv
-    keep_checkpoints         number of latest checkpoints to keep
     seed                     seed of the initial weights and of dropout
     devices                  number of processes on each node, each with a GPU of its own if there are GPUs
     num_nodes                number of nodes
@@ -98,8 +96,6 @@ class TrainingConfig(Length):
                              the CPU
     strategy                 how several processes share the model: `ddp`, each has a copy; `fsdp`, weights and
                              optimizer are sharded; auto: ddp if there are several
-    tensorboard              write TensorBoard events beside metrics.csv
-    wandb                    project of Weights & Biases to which the rows of metrics.csv are also sent (needs wandb)
     """
 
     optimizer: OPTIMIZERS.section() = field(default_factory=AdamWOptions)  # type: ignore[valid-type]
@@ -117,14 +113,11 @@ class TrainingConfig(Length):
     sample_every: PositiveInt | None = None
     sample_prompt: str | None = None
     log_every: PositiveInt = 10
-    keep_checkpoints: PositiveInt = 2
     seed: Annotated[int, Field(ge=0, lt=2**32)] = 0
     devices: PositiveInt = 1
     num_nodes: PositiveInt = 1
     accelerator: str = "auto"
     strategy: Literal["auto", "ddp", "fsdp"] = "auto"
-    tensorboard: bool = False
-    wandb: str | None = None
 
 
 @options
@@ -206,8 +199,6 @@ def require_parts(training: TrainingConfig, batch_size: int, processes: int) -> 
             f"training.schedule.kind {SCHEDULES.kind_of(training.schedule)} needs an end, and no budget is given: give "
             f"one of {BUDGET_OPTIONS}; or, to train until Ctrl-C, --training.schedule.kind constant"
         )
-    if training.wandb is not None:
-        import_wandb()
     parts = training.accumulate * processes
     if batch_size % parts:
         raise ConfigError(

@@ -6,34 +6,27 @@ import contextlib
 import copy
 import math
 import shlex
-import shutil
-import time
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from glissando.checkpoints import BEST, CHECKPOINTS, checkpoint_path, checkpoint_step
+from glissando.checkpoints import BEST, checkpoint_path, checkpoint_step
 from glissando.config import from_dict, merge
-from glissando.errors import ConfigError, RunError, Stopped
+from glissando.errors import ConfigError, Stopped
 from glissando.fabric import seed_everything
-from glissando.loggers import WANDB
 from glissando.metrics import read_metrics
 from glissando.precision import flushed_subnormals, resolved_precision
 from glissando.run_files import TEXTS, alone, fingerprints, put_texts, require_texts
-from glissando.runs import CONFIG, ENVIRONMENT, METRICS, MODEL, SUMMARY, Run, config_text, resumed_environment
-from glissando.storage import MANIFEST, publishing, verify_manifest, write_manifest
+from glissando.runs import CONFIG, ENVIRONMENT, METRICS, Run, config_text, resumed_environment
 from glissando.training import launch
 from glissando.training.config import MACHINE, OPTIMIZERS, AnyRunConfig, RunConfig
 from glissando.training.hook import Hook
-from glissando.training.length import BUDGETS
 from glissando.training.loop import Loop
 from glissando.training.mirroring import Mirroring, new_place, old_place
 from glissando.training.moments import Moments, optimizer_of
 from glissando.training.progress import Progress
 from glissando.training.start import load_start, read_growth
-from glissando.training.state import TrainState
-from glissando.urls import is_url
 
 #: of environment.json: the id of torchrun's job that made the run
 JOB = "torchrun"
@@ -159,76 +152,10 @@ def resume(
         return _fit(loop, checkpoint, mirroring)
 
 
-def extend(
-    path: str | Path,
-    out: str | Path,
-    options: Mapping[str, Any],
-    progress: Hook | None = None,
-    texts: Mapping[str, str] | None = None,
-) -> Run:
-    """Train the run at `path` further, under a larger budget, into the new directory `out`; `path` stays as it is.
-
-    `options` of training: the new budget, which counts what was spent before, and any of MACHINE and early_stopping.
-    `out` begins as a copy. The schedule is that of the new budget: a cosine goes on at the share of it that is spent,
-    with a higher rate than it ended at.
-
-    Raises ConfigError for other options and where nothing is left to train, RunError where `out` exists; else as
-    `resume`.
-    """
-    if urls := [str(given) for given in (path, out) if is_url(given)]:
-        raise ConfigError(f"a run is extended from one local directory into another; got {urls[0]}")
-    run, out = Run(Path(path).expanduser()), Path(out).expanduser()
-    machine_only(options, beside=(*BUDGETS, "early_stopping"))
-    run.require_run()
-    run.require_inside()
-    checkpoint = run.require_checkpoint()
-    opened = Run.open(checkpoint)
-    config = from_dict(RunConfig, opened.read_config(to_train=True), "config.yaml")
-    put_texts(config.data, texts or {})
-    require_texts(config.data, opened, texts or {})
-    config.training = t = replace(config.training, **{**dict.fromkeys(BUDGETS), **options})
-    config.check(math.prod(launch.processes(t)))
-    state = TrainState.load(checkpoint)
-    done = {"steps": state.step, "tokens": state.tokens, "seconds": state.seconds, "flops": state.flops}
-    if any(spent >= (getattr(t, name) or math.inf) for name, spent in done.items()) or (
-        t.early_stopping is not None and state.waited >= t.early_stopping
-    ):
-        raise ConfigError(
-            f"nothing is left to train: {path} is at step {state.step}, {state.tokens:,} tokens, {state.seconds:.0f} "
-            f"s, {state.waited} validations after its best: give a larger budget or training.early_stopping"
-        )
-
-    def fill(folder: Path) -> None:
-        with alone(run.path):  # one in training would be copied in the middle of a save
-            # Without wandb/: its id there would send the new rows to the run that `path` belongs to.
-            left_out = {MANIFEST, MODEL, SUMMARY, WANDB, *(each.name for each in run.path.glob(".*"))}
-            for each in run.path.iterdir():
-                if each.name not in left_out:
-                    (shutil.copytree if each.is_dir() else shutil.copy2)(each, folder / each.name)
-        files = opened.small_files() | {CONFIG: config_text(config.as_dict())}
-        copied = folder / CHECKPOINTS / checkpoint.name
-        verify_manifest(copied, advice=f"{run.path} is left as it is.")
-        for target in (folder, copied):
-            for name, data in files.items():
-                (target / name).parent.mkdir(exist_ok=True)
-                (target / name).write_bytes(data)
-        write_manifest(copied)
-        write_manifest(folder, files)
-
-    if launch.rank() == 0:
-        if out.exists():
-            raise RunError(f"{out} exists; nothing is overwritten: choose another --out")
-        with publishing(out) as folder:
-            fill(folder)
-    while not (out / MANIFEST).is_file():  # which the first process makes
-        time.sleep(0.1)
-    return resume(out, progress=progress)
-
-
-def machine_only(options: Mapping[str, Any], beside: tuple[str, ...] = ()) -> Mapping[str, Any]:
+def machine_only(options: Mapping[str, Any]) -> Mapping[str, Any]:
     """`options`. Raises ConfigError for one that says how to train, which going on must not change."""
-    if others := [name for name in options if name not in (*beside, *MACHINE)]:
-        raise ConfigError(f"a run continues with {', '.join((*beside, *MACHINE))} of training alone, got {others[0]!r}")
+    if others := [name for name in options if name not in MACHINE]:
+        raise ConfigError(f"a run continues with {', '.join(MACHINE)} of training alone, got {others[0]!r}")
     return options
 
 

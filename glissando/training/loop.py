@@ -20,7 +20,6 @@ from glissando.data.base import Shard
 from glissando.errors import DivergenceError, NotFiniteError, TrainingError
 from glissando.fabric import seed_everything
 from glissando.kernels.precise import widest
-from glissando.loggers import loggers
 from glissando.metrics import Metrics, append, part_norms, part_of
 from glissando.random_state import restore_rng, rng_state
 from glissando.runs import METRICS, Run
@@ -37,7 +36,6 @@ from glissando.training.shares import shares
 from glissando.training.state import TrainState, over_processes, read_shards
 from glissando.training.stopping import Stopping
 from glissando.training.task import Objective, Sums, Task
-from glissando.urls import without_passwords
 
 SAMPLES = "samples.txt"
 #: seconds after which a training without a budget saves in any case
@@ -198,9 +196,7 @@ class Loop:
             columns = [*self.task.columns]
             columns += [name for hook in self.hooks for name in hook.columns(self)]
             columns += [f"grad_norm/{part}" for part in parts]
-            shown = without_passwords(self.config.as_dict())
-            also = loggers(self.run.path, self.state.step, t.tensorboard, t.wandb, shown)
-            self.metrics = Metrics(self.run.path / METRICS, columns, self.state.step, also)
+            self.metrics = Metrics(self.run.path / METRICS, columns, self.state.step)
             samples = self.run.path / SAMPLES
             if samples.is_file() and samples.stat().st_size > self.state.samples:
                 os.truncate(samples, self.state.samples)  # written after the checkpoint
@@ -213,8 +209,6 @@ class Loop:
             for hook in self.hooks:
                 hook.message(problem)
         with contextlib.ExitStack() as stack:  # all are closed, whatever one of them raises
-            if self.metrics is not None:
-                stack.callback(self.metrics.close)
             for hook in reversed(self.hooks):
                 stack.callback(hook.close)
 
@@ -375,7 +369,7 @@ class Loop:
         path = self.run.path
         state.save(checkpoint_path(path, state.step), self.files, self.writers)
         if self.fabric.is_global_zero:
-            point_to(path, state.step, state.best_step, self.config.training.keep_checkpoints)
+            point_to(path, state.step, state.best_step)
             for hook in self.hooks:
                 hook.saved(self)
 

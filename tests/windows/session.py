@@ -1,5 +1,5 @@
-"""What a user does, on the Windows of sitecustomize.py: train, lose power, resume, generate, serve; or extend, export,
-compare.
+"""What a user does, on the Windows of sitecustomize.py: train, lose power, resume, generate, serve; or train
+further, export, compare.
 
 Arguments: a text, and which of the two. It works in the current folder.
 """
@@ -49,7 +49,7 @@ def trains() -> None:
 
 def measures() -> None:
     does("train", "--preset", "transformer-nano", *TINY, "--out", "run")
-    does("train", "--extend", "run", "--training.steps", "6", "--out", "longer")
+    does("train", "--from", "run", "--training.steps", "6", "--out", "longer")
     does("export", "longer", "--to", "safetensors-int8", "--out", "small")
     models, same = ("transformer-nano", "liquid-ssm-nano"), ("--budget", "steps=2", "--allow_unequal")
     does("compare", *models, *TINY[:-2], *same, "--contexts", "8", "--out", "compared")

@@ -1,4 +1,6 @@
-"""Any causal model of transformers as a depth: for comparisons with models that are not ours.
+"""Any causal model of transformers as a depth of one's own: for comparisons with models that are not ours.
+
+    glissando compare transformer-plus-nano examples/models/mamba2.yaml --import examples/outside_models.py ...
 
 Its blocks, its norms and its initialisation are its own; embedding, head, loss, data and optimizer are those of every
 model here. Its cache is not used, as each model has another: the state is the inputs so far, which are read again at
@@ -7,34 +9,27 @@ every call. So it obeys the split law and decodes at the cost of a whole pass a 
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from glissando.depth.base import BlockFactory, Depth
-from glissando.depth.transformers import TransformersConfig
+from glissando.config import options
+from glissando.depth.base import BlockFactory, Depth, register_depth
 from glissando.errors import ConfigError
 from glissando.mixers import EMPTY, Context, Signal
 from glissando.mixers.base import placement
 from glissando.mixers.slots import append
 
 
-def transformers_model(path: str | Path) -> dict[str, Any]:
-    """The section `model` for the config.json at `path`; raises ConfigError for a file that describes none."""
-    try:
-        config = json.loads(Path(path).expanduser().read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"cannot read {path}: {error}. Give a config.json of transformers") from error
-    if not isinstance(config, dict) or "model_type" not in config or not isinstance(config.get("hidden_size"), int):
-        raise ConfigError(f"{path} must be a config.json of transformers, with model_type and hidden_size")
-    return {
-        "hidden_size": config["hidden_size"],
-        "depth": {"kind": "transformers", "config": config},
-        "final_norm": False,  # it has its own
-    }
+@options
+class TransformersConfig:
+    """Options of the `transformers` depth.
+
+    config  what the model's config.json holds: model_type and its options; its hidden_size is the model's
+    """
+
+    config: dict[str, Any]
 
 
 class TransformersState(NamedTuple):
@@ -42,6 +37,7 @@ class TransformersState(NamedTuple):
     length: Tensor  # (B,) int64
 
 
+@register_depth("transformers", TransformersConfig)
 class TransformersDepth(Depth):
     """See the module's docstring. Raises ConfigError for a model that is unknown, or not causal."""
 
