@@ -111,8 +111,8 @@ PUBLISHED = {
     }, ATTENTION | {
         # 3e-4 and 32 rows of 64 are of its authors' notebook; the article names no text, and its adjoint is not exact
         "model.mixer.rope": False, "model.mixer.rope_width": None, "model.mixer.rope_on_value": False,
-        "model.block.mlp.bias": True, "model.depth.control_trained": None, "model.depth.backward": "direct",
-        "model.depth.tolerance": None, "model.vocab_size": 50257, "data.kind": "stories", "data.seq_len": 64,
+        "model.block.mlp.bias": True, "model.depth.control_trained": None,
+        "model.vocab_size": 50257, "data.kind": "stories", "data.seq_len": 64,
         "data.batch_size": 32, "data.valid_rows": 16, "data.labelled": False, "data.cut": True,
         "training.optimizer.learning_rate": 0.0003, "training.schedule.kind": "constant",
     }),

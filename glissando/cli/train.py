@@ -37,8 +37,8 @@ SECTIONS = ("model", "data", "training")
 #: the options that --help shows
 COMMON = (
     "--preset", "--out", "--from", "--resume", "--config", "--data.kind", "--data.path", "--data.tokenizer",
-    "--data.seq_len", "--data.batch_size", "--training.seconds", "--training.optimizer.learning_rate",
-    "--model.hidden_size", "--model.depth.layers",
+    "--data.seq_len", "--data.batch_size", "--training.seconds", "--training.tokens",
+    "--training.optimizer.learning_rate", "--model.hidden_size", "--model.depth.layers",
 )  # fmt: skip
 _USAGE = (
     "glissando train --preset NAME --out DIR [options]\n       glissando train --from RUN --out DIR [options]\n"
