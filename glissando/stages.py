@@ -5,7 +5,7 @@
       - {name: steer, training: {tokens: 1000000, neutral_kl: 1.0, freeze: [embedding.*]}}
 
 A stage is the whole configuration with its own options over it. Stage k becomes the run OUT/k-NAME, like any other, and
-starts from the weights of the stage before.
+starts from the weights of the stage before. The same command again goes on where it was stopped.
 
       - {name: larger, grow: {width: 2, layers: 1}, training: {flops: 1.0e+12}, data: {seed: 1}}
 
@@ -15,7 +15,6 @@ stages keep that size. Data begin anew in each stage: another data.seed gives ot
 
 from __future__ import annotations
 
-import json
 import math
 import re
 import sys
@@ -31,99 +30,55 @@ from glissando.errors import ConfigError, RunError
 from glissando.growth import Growth, grown_config
 from glissando.growth.runs import grow_run
 from glissando.model import LanguageModel
-from glissando.run_files import alone, fingerprints, put_texts
+from glissando.run_files import alone
 from glissando.runs import Run, config_text
-from glissando.storage import MANIFEST, read_json, record, write_atomic
+from glissando.storage import MANIFEST, write_atomic
 from glissando.training import launch
-from glissando.training.config import RunConfig, Stage, TrainingConfig
-from glissando.training.fit import JOB, machine_only, resume, train
+from glissando.training.config import MACHINE, RunConfig, Stage, TrainingConfig
+from glissando.training.fit import resume, train
 from glissando.training.length import BUDGETS
 from glissando.training.start import plan_starts
-from glissando.untrusted import require_recorded
 from glissando.urls import is_url
 from glissando.yaml_files import read_options
 
 STAGES = "stages.yaml"
-#: beside it: what the files were that it names, for stages that begin after an interruption
-RECORD = "stages.json"
 
 
 def train_stages(config: RunConfig, out: str | Path) -> list[Run]:
-    """Train every stage into a run directory of its own inside the new directory `out`.
+    """Train every stage into a run directory of its own inside `out`.
 
-    Raises ConfigError for a stage that makes no sense before any of them is trained; else as `train`.
+    The same stages again go on: those that have ended stay as they are, and one that was interrupted is resumed, or
+    begun anew where it had saved nothing. Where and in how many processes they train may be another.
+
+    Raises ConfigError for a stage that makes no sense before any of them is trained, RunError where `out` holds
+    anything else; else as `train`.
     """
     if is_url(out):
         raise ConfigError(f"stages need a local directory, got {out}; --out URL is only for a single training")
     out = Path(out).expanduser()
     staged, is_first = plans(config, out), launch.rank() == 0
-    if _begun_by_this_job(config, out, staged[0]):
-        return resume_stages(out)
     if is_first:
-        Run(out).require_free()
+        _require_same(config, out)
     with alone(out) if is_first else nullcontext():
         if is_first:
-            Run(out).require_free()
-            write_atomic(out / RECORD, json.dumps({p.path.name: _named(p) for p in staged}, indent=2).encode())
+            _require_same(config, out)
             write_atomic(out / STAGES, config_text(config.as_dict()))
-        return _run_all(staged, config.training, {}, {})
+        return _run_all(staged, config.training)
 
 
-def _named(plan: Plan) -> dict[str, Any]:
-    """Fingerprints of the files that a stage reads besides the stage before it, by option."""
-    found: dict[str, Any] = dict(fingerprints(plan.config.data))
-    tokenizer, start = getattr(plan.config.data.tokenizer, "path", None), plan.config.start_from
-    if tokenizer is not None:
-        found["data.tokenizer.path"] = record(Path(tokenizer).expanduser())
-    if start is not None and Path(start).parent != plan.path.parent:
-        run = Run.open(start)
-        found["start_from"] = record((run.checkpoint or run.path) / MANIFEST)
-    return found
+def _require_same(config: RunConfig, out: Path) -> None:
+    """Raises RunError where `out` holds other stages, or anything else."""
+    if not (out / STAGES).is_file():
+        Run(out).require_free()
+    elif _without_machine(read_options(out / STAGES)) != _without_machine(config.as_dict()):
+        raise RunError(f"{out} holds stages of other options: give those of {out / STAGES}, or choose another --out")
 
 
-def _require_named(plan: Plan, texts: Mapping[str, str]) -> None:
-    """Raises RunError where a stage that begins now names a file of this machine that is not what it was, or of which
-    nothing is recorded: stages.yaml may come from anywhere, see glissando.untrusted."""
-    file = plan.path.with_name(RECORD)
-    known = read_json(file, "what the files of the stages were").get(plan.path.name, {}) if file.is_file() else {}
-    known = known if isinstance(known, dict) else {}
-    start = plan.config.start_from
-    options = {f"data.{name}": getattr(plan.config.data, name, None) for name in ("path", "valid_path")}
-    options["data.tokenizer.path"] = getattr(plan.config.data.tokenizer, "path", None)
-    options["start_from"] = None if start is None or Path(start).parent == plan.path.parent else start
-    for option, path in options.items():
-        if path is not None:
-            require_recorded(Path(path), option in known, option in texts, plan.path.parent, f"--{option} FILE")
-    for option, now in _named(plan).items():
-        if option not in texts and now != known.get(option):
-            raise RunError(
-                f"{option} of {plan.path.parent / STAGES} names {options.get(option, 'a file')}, which is not what it "
-                "was: put it back, or train the stages again"
-            )
-
-
-def _begun_by_this_job(config: RunConfig, out: Path, first: Plan) -> bool:
-    """Whether torchrun has started these very stages before, as `train` asks of a run."""
-    same = (out / STAGES).is_file() and (out / STAGES).read_bytes() == config_text(config.as_dict())
-    made = Run(first.path).read_environment().get(JOB) if same else None
-    return launch.job() is not None and same and made in (None, launch.job())
-
-
-def resume_stages(
-    out: str | Path, machine: Mapping[str, Any] | None = None, texts: Mapping[str, str] | None = None
-) -> list[Run]:
-    """Go on with the first stage in `out` that is not finished, and with those after it; options as those of `resume`.
-
-    A stage that was ended before it could save anything is started anew. Raises RunError for a damaged stages.yaml.
-    """
-    out = Path(out).expanduser()
-    try:
-        values = read_options(out / STAGES)
-    except ConfigError as error:
-        raise RunError(f"{error}; train again into another directory") from error
-    config, machine = from_dict(RunConfig, values, STAGES), machine_only(machine or {})
-    with alone(out) if launch.rank() == 0 else nullcontext():
-        return _run_all(plans(config, out), replace(config.training, **machine), machine, texts or {}, resuming=True)
+def _without_machine(values: Mapping[str, Any]) -> Any:
+    """A configuration of stages without options of the machine."""
+    if not isinstance(values, Mapping):
+        return values
+    return {name: _without_machine(value) for name, value in values.items() if name not in MACHINE}
 
 
 class Plan(NamedTuple):
@@ -196,13 +151,7 @@ def _grown(stage: Stage, before: Plan | None, ever: bool, where: str) -> tuple[G
         raise ConfigError(f"{where}: {error}") from error
 
 
-def _run_all(
-    staged: list[Plan],
-    training: TrainingConfig,
-    machine: Mapping[str, Any],
-    texts: Mapping[str, str],
-    resuming: bool = False,
-) -> list[Run]:
+def _run_all(staged: list[Plan], training: TrainingConfig) -> list[Run]:
     """Every stage in the same processes, which are as many as `training` says; the first alone grows and draws."""
     # It only connects them: how weights are shared and computed with is each stage's own.
     fabric, runs = launch.build_fabric(replace(training, strategy="auto", precision="32-true")), list[Run]()
@@ -216,11 +165,7 @@ def _run_all(
             # The others begin a stage once the first has ended the one before, and do as it does.
             is_new = fabric.is_global_zero and (not plan.path.exists() or Run(plan.path).has_only_begun())
             if fabric.broadcast(is_new):
-                plan.config.training = replace(plan.config.training, **machine)
-                put_texts(plan.config.data, texts)
-                if resuming:
-                    _require_named(plan, texts)
                 runs.append(train(plan.config, plan.path))
             else:
-                runs.append(resume(plan.path, machine, texts=texts))
+                runs.append(resume(plan.path, {name: getattr(plan.config.training, name) for name in MACHINE}))
     return runs

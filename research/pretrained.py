@@ -64,7 +64,8 @@ def main() -> None:
 def train(name: str, run: Path, quick: bool) -> list[Path]:
     """The runs of the training at `run`, which is begun or finished if need be: one, or one a stage."""
     recipe = yaml.safe_load((SOURCES / f"{name}.yaml").read_text())
-    given = ["--resume", str(run)] if run.exists() else ["--config", str(SOURCES / f"{name}.yaml"), "--out", str(run)]
+    given = ["--config", str(SOURCES / f"{name}.yaml"), "--out", str(run)]
+    given = ["--resume", str(run)] if run.exists() and "stages" not in recipe else given
     verb, short = ["train"], ["--training.tokens", "2000"]
     if _is_series(recipe):
         table, series = run.parent / "oscillators.csv", (2, 1) if quick else (SERIES, 1)
@@ -75,7 +76,7 @@ def train(name: str, run: Path, quick: bool) -> list[Path]:
     stages = sorted(run.glob("*/summary.json"))
     done = [run] if (run / "summary.json").is_file() else [found.parent for found in stages]
     if len(done) < len(recipe.get("stages", [()])):
-        _run(*verb, *given, *(short if quick and not run.exists() else []))
+        _run(*verb, *given, *(short if quick and "--config" in given else []))
         return train(name, run, quick)
     return done
 

@@ -19,7 +19,7 @@ from glissando.config import from_dict, merge
 from glissando.errors import ConfigError
 from glissando.presets import load_preset
 from glissando.runs import Run
-from glissando.stages import plans, resume_stages, train_stages
+from glissando.stages import plans, train_stages
 from glissando.training.config import RunConfig
 from glissando.training.fit import train
 from glissando.training.language_task import LanguageTask
@@ -115,7 +115,7 @@ def test_stages_that_grow_resume(tmp_path):
     for name in ("2-large", "3-larger", "3-larger-start", "4-calm"):
         path = out / name
         shutil.rmtree(path) if path.is_dir() else path.unlink()
-    resume_stages(out)
+    train_stages(staged(tmp_path), out)
     with (out / "4-calm" / "metrics.csv").open() as file:
         assert [row["train_loss"] for row in csv.DictReader(file)] == before
 

@@ -86,7 +86,7 @@ def test_stages_share_their_processes(tmp_path):
         assert_same_run(two / name, one / name)
     assert weights(two / "2-large").keys() == weights(one / "2-large").keys()
     assert done.stderr.count("stage 2-large") == 1
-    done = call(command(f"--resume={two}"))
+    done = call(command("--config", str(config), "--out", str(two)))
     assert done.returncode == 0, done.stderr[-3000:]
     assert done.stderr.count("nothing is left to train") == 2
 

@@ -90,9 +90,6 @@ def test_stages_of_the_same_job_go_on(tmp_path, monkeypatch):
             train_stages(config, tmp_path / "run")
     for run, expected in zip(train_stages(config, tmp_path / "run"), whole, strict=True):
         assert_same_tensors(weights(run), weights(expected))
-    of_job(monkeypatch, "eight")
-    with pytest.raises(RunError, match="nothing is overwritten"):
-        train_stages(config, tmp_path / "run")
 
 
 def test_a_job_has_a_name_or_none(monkeypatch):

@@ -24,13 +24,14 @@ from training_runs import (
 )
 
 import glissando
+from glissando.cli import main
 from glissando.config import from_dict, merge
 from glissando.data.base import IGNORED
 from glissando.errors import ConfigError, GlissandoError, RunError
 from glissando.evaluation.scoring import divergence
 from glissando.loading import load_base
 from glissando.presets import load_preset
-from glissando.stages import STAGES, plans, resume_stages, train_stages
+from glissando.stages import STAGES, plans, train_stages
 from glissando.training.config import RunConfig
 from glissando.training.fit import resume, train
 from glissando.training.language_task import LanguageTask
@@ -210,8 +211,8 @@ def test_stages_resume_with_what_is_missing(tmp_path):
     (tmp_path / "cut").mkdir()
     (tmp_path / "cut" / STAGES).write_text(yaml.safe_dump(config.as_dict()))
     train(first_config, first)
-    resume_stages(tmp_path / "cut")
-    resume_stages(tmp_path / "cut")  # nothing is left to do
+    train_stages(config, tmp_path / "cut")
+    train_stages(config, tmp_path / "cut")  # nothing is left to do
     assert_same_tensors(weights(tmp_path / "cut" / "2-steer"), weights(tmp_path / "whole" / "2-steer"))
     assert_same_tensors(weights(first), weights(tmp_path / "whole" / "1-pretrain"))
 
@@ -224,7 +225,8 @@ def test_a_stage_that_was_cut_short_goes_on_from_its_checkpoint(tmp_path, monkey
     crash_in(monkeypatch, 4, RuntimeError("power cut"))
     with pytest.raises(RuntimeError, match="power cut"):
         train_stages(staged(tmp_path, stages), tmp_path / "cut")
-    resume_stages(tmp_path / "cut")
+    monkeypatch.undo()
+    train_stages(staged(tmp_path, stages), tmp_path / "cut")
     assert_same_tensors(weights(tmp_path / "cut" / "2-steer"), weights(tmp_path / "whole" / "2-steer"))
 
 
@@ -252,7 +254,7 @@ def test_a_stage_without_a_checkpoint_is_reported(tmp_path):
     (tmp_path / "out" / "1-pretrain" / "latest").unlink()
     shutil.rmtree(tmp_path / "out" / "1-pretrain" / "checkpoints")
     with pytest.raises(RunError, match="1-pretrain has no checkpoint to resume from"):
-        resume_stages(tmp_path / "out")
+        train_stages(staged(tmp_path, TWO[:1]), tmp_path / "out")
 
 
 def test_a_stage_that_was_killed_early_starts_anew(tmp_path, monkeypatch):
@@ -261,7 +263,7 @@ def test_a_stage_that_was_killed_early_starts_anew(tmp_path, monkeypatch):
         crash_in(patched, 1, KeyboardInterrupt())
         with pytest.raises(KeyboardInterrupt):
             train_stages(staged(tmp_path), tmp_path / "out")
-    for run, other in zip(resume_stages(tmp_path / "out"), expected, strict=True):
+    for run, other in zip(train_stages(staged(tmp_path), tmp_path / "out"), expected, strict=True):
         assert_same_tensors(weights(run), weights(other))
 
 
@@ -312,6 +314,19 @@ def test_stages_do_not_overwrite(tmp_path):
     (tmp_path / "out" / "mine").write_text("precious")
     with pytest.raises(RunError, match="nothing is overwritten"):
         train_stages(staged(tmp_path), tmp_path / "out")
+    assert [each.name for each in (tmp_path / "out").iterdir()] == ["mine"]
+
+
+def test_other_stages_are_refused_and_another_machine_is_not(tmp_path, capsys):
+    train_stages(staged(tmp_path), tmp_path / "out")
+    with pytest.raises(RunError, match="holds stages of other options"):
+        train_stages(staged(tmp_path, [TWO[0], {**TWO[1], "data": {"seed": 3}}]), tmp_path / "out")
+    again = staged(tmp_path)
+    again.training.accelerator = "cpu"
+    train_stages(again, tmp_path / "out")
+    capsys.readouterr()
+    assert main(["train", "--resume", str(tmp_path / "out")]) == 2
+    assert "the command that began them, given again, goes on" in capsys.readouterr().err
 
 
 @pytest.mark.slow

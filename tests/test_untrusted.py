@@ -24,7 +24,6 @@ from glissando.errors import DataError, GlissandoError, RunError
 from glissando.remote import Mirror, fetched
 from glissando.runs import Run
 from glissando.series.evaluation import evaluate as evaluate_series
-from glissando.stages import RECORD, STAGES, resume_stages, train_stages
 from glissando.storage import MANIFEST, manifest_text, read_manifest, write_manifest
 from glissando.training.fit import resume, train
 from glissando.urls import redacted
@@ -414,24 +413,3 @@ def test_a_series_run_reads_no_other_table_and_signs_no_damage(tmp_path, diary):
     for attack in (resume_series, evaluate_series):
         with pytest.raises((RunError, DataError), match="no digest of it"):
             attack(path)
-
-
-def test_stages_that_go_on_read_no_other_file_than_they_were_begun_with(tmp_path, diary):
-    steps = {"training": {"steps": 1, "schedule": {"warmup_steps": 0}}}
-    config = configuration(tmp_path, steps, {"stages": [{"name": name, **steps} for name in ("one", "two")]})
-    out = tmp_path / "staged"
-    train_stages(config, out)
-    shutil.rmtree(out / "2-two")
-    values = yaml.safe_load((out / STAGES).read_text())
-    for change, what in (
-        ({"path": str(diary)}, "path"),
-        ({"tokenizer": {"kind": "file", "path": str(diary)}}, "token"),
-    ):
-        values["stages"][1]["data"] = change
-        (out / STAGES).write_text(yaml.safe_dump(values))
-        with pytest.raises(RunError, match=rf"data\.{what}.* is not what it was|no digest of it"):
-            resume_stages(out)
-    (out / RECORD).unlink()
-    with pytest.raises(RunError, match="no digest of it"):
-        resume_stages(out)
-    assert not (out / "2-two").exists()

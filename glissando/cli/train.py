@@ -187,16 +187,14 @@ def _resume(options: Options) -> None:
             f"got --{' --'.join(others)}. With another budget: glissando train --from {path} --out DIR"
         )
     from glissando.process import prepare_to_train
-    from glissando.stages import STAGES, resume_stages
+    from glissando.stages import STAGES
     from glissando.threads import threads_of
     from glissando.training.fit import resume
     from glissando.training.mirroring import old_place
 
     prepare_to_train()
     folder = old_place(path)[0]
-    staged = (folder / STAGES).is_file()
-    first = next(iter(sorted(folder.glob("1-*"))), folder) if staged else folder
-    choose_threads(options, *_USUAL, before=threads_of(first))  # with others sums may round otherwise
-    chosen = options.sections.get("training", {})
-    moved = flat({"data": options.sections.get("data", {})})
-    (resume_stages if staged else resume)(path, chosen, texts=moved)
+    if (folder / STAGES).is_file():
+        raise ConfigError(f"--resume {path} holds stages: the command that began them, given again, goes on")
+    choose_threads(options, *_USUAL, before=threads_of(folder))  # with others sums may round otherwise
+    resume(path, options.sections.get("training", {}), texts=flat({"data": options.sections.get("data", {})}))
