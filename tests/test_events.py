@@ -288,6 +288,6 @@ def test_train_and_evaluate(tmp_path, monkeypatch, capsys):
     assert main([*line, "--training.steps", "3", "--threads", "1", "--out", "run"]) == 0
     capsys.readouterr()
     assert main(["events", "evaluate", "run", "--threads", "1"]) == 0
-    assert "log-likelihood an event" in capsys.readouterr().out
+    assert "nats an event" in capsys.readouterr().out
     assert main(["events", "evaluate", "run", "--file", "log.csv", "--json", "--threads", "1"]) == 0
     assert main(["series", "evaluate", "run", "--threads", "1"]) != 0

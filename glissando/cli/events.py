@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import sys
 from collections.abc import Sequence
 
@@ -14,14 +15,16 @@ from glissando.cli.options import (
     choose_threads,
     parse,
     parser_for,
+    whole,
 )
-from glissando.cli.tables import USUAL, require_action, train_on_table
+from glissando.cli.tables import USUAL, place_of_plots, require_action, train_on_table, write_example
 from glissando.errors import ConfigError
 
 EXAMPLE = "glissando events train --data.path log.csv --data.group id --data.time t --data.kind event --out runs/events"
 _USAGE = """glissando events train --data.path FILE --data.time COLUMN --out DIR [options]
        glissando events train --resume RUN
-       glissando events evaluate RUN [--file FILE]"""
+       glissando events evaluate RUN [--file FILE] [--plots DIR]
+       glissando events example --process NAME --out FILE [--count N] [--seed N]"""
 #: a run's tables, which may have moved before it is resumed
 _TABLES = ("data.path", "data.valid_path", "data.static_path", "data.values_path")
 #: how another table than that of the training is read
@@ -33,15 +36,16 @@ _COMMON = (
 #: action -> its plain options; the dotted ones are for training
 _ACTIONS = {
     "train": ("preset", "config", "out", "resume", "threads", "import"),
-    "evaluate": ("file", "json", "threads", "import", *_READING),
+    "evaluate": ("file", "plots", "json", "threads", "import", *_READING),
+    "example": ("process", "out", "count", "seed"),
 }
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Train or resume, or measure a run."""
+    """Train or resume, measure a run, or write an example's CSV."""
     options = parse(_parser(), arguments)
     require_action(options, "events", _ACTIONS, of_runs=("evaluate",))
-    {"train": _train, "evaluate": _evaluate}[options.action](options)
+    {"train": _train, "evaluate": _evaluate, "example": _example}[options.action](options)
 
 
 def _parser() -> Parser:
@@ -50,14 +54,18 @@ def _parser() -> Parser:
     from glissando.training.config import TrainingConfig
 
     parser = parser_for("events", "Train a model of a log of events, and measure it.", EXAMPLE, _USAGE)
-    parser.add_argument("action", help="train or evaluate")
+    parser.add_argument("action", help="train, evaluate, or example, which writes events of a known process")
     parser.add_argument("run", nargs="?", help="for evaluate: run directory, or one of its checkpoints")
     parser.add_argument("--preset", help="for train: delta-events (default) or spectral-events")
     parser.add_argument("--config", metavar="FILE", help="for train: YAML file of options")
-    parser.add_argument("--out", help="for train: run directory to create")
+    parser.add_argument("--out", help="for train: run directory to create; for example: the CSV file to write")
     parser.add_argument("--resume", metavar="RUN", help="for train: run to continue")
     parser.add_argument("--file", help="for evaluate: a table to score, all of it")
+    parser.add_argument("--plots", metavar="DIR", help="for evaluate: where pictures go; by default into the run")
     parser.add_argument("--json", action="store_true", help="for evaluate: print JSON")
+    parser.add_argument("--process", default="hawkes5", help="for example: what `glissando corpora hawkes` lists")
+    parser.add_argument("--count", type=whole, default=40, help="for example: number of series")
+    parser.add_argument("--seed", type=whole, default=0, help="for example: the seed")
     add_threads_option(parser)
     add_import_option(parser)
     sections = {"data": EventsData, "model": EventConfig, "training": TrainingConfig}
@@ -79,7 +87,23 @@ def _evaluate(options: Options) -> None:
     reading = options.sections.get("data", {})
     if reading and options.file is None:
         raise ConfigError(f"--data.{next(iter(reading))} is of another table: add --file FILE, or leave it out")
-    found, lines = evaluate(options.run, options.file, reading)
-    for line in lines:
+    plots = options.plots or place_of_plots(options.run, options.file)
+    found = evaluate(options.run, options.file, reading, plots)
+    for line in found.lines:
         print(line, file=sys.stderr)
-    print(json.dumps(found.as_dict(), indent=2) if options.json else found.table())
+    print(json.dumps(found.score.as_dict(), indent=2) if options.json else found.score.table())
+    if plots is None:
+        print(f"no pictures were drawn into {options.run}: name a place for them with --plots DIR", file=sys.stderr)
+
+
+def _example(options: Options) -> None:
+    from glissando.events.example import table
+    from glissando.events.processes import process_of
+
+    end = process_of(options.process).end
+    out = write_example(options, lambda: table(options.process, options.count, options.seed))
+    print(
+        f"{out}: {options.count} series of about 250 events; train on it: glissando events train "
+        f"--data.path {shlex.quote(str(out))} --data.group series --data.time time --data.kind kind --data.start 0 "
+        f"--data.end {end:g} --out runs/events"
+    )

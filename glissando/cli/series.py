@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import shlex
 import sys
 from collections.abc import Sequence
@@ -21,8 +20,8 @@ from glissando.cli.options import (
     require_out,
     whole,
 )
-from glissando.cli.tables import USUAL, require_action, train_on_table
-from glissando.errors import ConfigError, RunError
+from glissando.cli.tables import USUAL, place_of_plots, require_action, train_on_table, write_example
+from glissando.errors import ConfigError
 
 EXAMPLE = "glissando series train --data.path traces.csv --data.time t --out runs/series"
 _USAGE = """glissando series train --data.path FILE --out DIR [options]
@@ -116,23 +115,13 @@ def _evaluate(options: Options) -> None:
     reading = options.sections.get("data", {})
     if reading and options.file is None:
         raise ConfigError(f"--data.{next(iter(reading))} is of another table: add --file FILE, or leave it out")
-    plots = options.plots or _place_of_plots(options)
+    plots = options.plots or place_of_plots(options.run, options.file)
+    if options.plots is None and plots is not None and options.origins is not None:
+        plots = Path(plots) / "origins"
     found = evaluate(options.run, options.file, options.out, plots, options.origins, options.horizon, reading)
     print(json.dumps(found.as_dict(), indent=2) if options.json else found.score.table())
     if plots is None:
         print(f"no pictures were drawn into {options.run}: name a place for them with --plots DIR", file=sys.stderr)
-
-
-def _place_of_plots(options: Options) -> Path | None:
-    """In the run; of another table or of rolling origins in a folder there; None where the run is not the user's."""
-    from glissando.pretrained import packaged_name
-    from glissando.runs import Run
-
-    folder = Run.open(options.run).path
-    if packaged_name(folder) or not os.access(folder, os.W_OK):
-        return None
-    folder = folder if options.file is None else folder / Path(options.file).stem
-    return folder if options.origins is None else folder / "origins"
 
 
 def _predict(options: Options) -> None:
@@ -172,18 +161,9 @@ def _export(options: Options) -> None:
 
 
 def _example(options: Options) -> None:
-    """A generated table."""
     from glissando.series.example import table
-    from glissando.storage import write_atomic
 
-    require_out(options, "name the CSV to write, such as --out oscillators.csv")
-    out = Path(options.out).expanduser()
-    if out.exists():
-        raise RunError(f"{out} exists; nothing is overwritten: choose another --out")
-    for name, least in (("count", 1), ("seed", 0)):
-        if (given := getattr(options, name)) < least:
-            raise ConfigError(f"--{name} is {given}: give {least} or more")
-    write_atomic(out, table(options.process, options.count, options.seed).encode())
+    out = write_example(options, lambda: table(options.process, options.count, options.seed))
     columns = " --data.columns a,b,c" if options.process == "linear_gaussian" else ""
     print(
         f"{out}: {options.count} series of 700 steps; train on it: glissando series train "

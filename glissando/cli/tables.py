@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+import os
+from collections.abc import Callable, Collection
+from pathlib import Path
 from typing import Any
 
 from glissando.cli.options import Options, choose_threads, require_out
 from glissando.config import flat, from_dict, merge
-from glissando.errors import ConfigError, nearest
+from glissando.errors import ConfigError, RunError, nearest
 from glissando.presets import load_preset
 from glissando.yaml_files import read_options
 
@@ -80,3 +82,29 @@ def train_on_table(options: Options, kind: Any, folder: str, usual: str, tables:
     config = from_dict(kind, {"data": {}, **merge(kind, chosen, file, options.sections, last)})
     choose_threads(options, *USUAL)
     train(config, options.out)
+
+
+def place_of_plots(run: str, file: str | None) -> Path | None:
+    """In the run; of another table in a folder there; None where the run is not the user's."""
+    from glissando.pretrained import packaged_name
+    from glissando.runs import Run
+
+    folder = Run.open(run).path
+    if packaged_name(folder) or not os.access(folder, os.W_OK):
+        return None
+    return folder if file is None else folder / Path(file).stem
+
+
+def write_example(options: Options, table: Callable[[], str]) -> Path:
+    """Write a generated table to --out, where nothing is yet; --count and --seed are checked before it is made."""
+    from glissando.storage import write_atomic
+
+    require_out(options, "name the CSV to write, such as --out example.csv")
+    out = Path(options.out).expanduser()
+    if out.exists():
+        raise RunError(f"{out} exists; nothing is overwritten: choose another --out")
+    for name, least in (("count", 1), ("seed", 0)):
+        if (value := getattr(options, name)) < least:
+            raise ConfigError(f"--{name} is {value}: give {least} or more")
+    write_atomic(out, table().encode())
+    return out

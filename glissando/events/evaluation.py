@@ -6,85 +6,74 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import torch
+import numpy as np
 
-from glissando.errors import NotFiniteError
-from glissando.events.batches import Windows
-from glissando.events.model import EventModel
-from glissando.events.task import EventRun, call, prepare
+from glissando.errors import ConfigError, DataError, NotFiniteError, RunError
+from glissando.events.answers import observed, predicted, truth_of
+from glissando.events.scores import Score, score
+from glissando.events.task import EventRun, prepare
 from glissando.run_files import require_texts
 from glissando.runs import Run
+from glissando.series.tables import read_table
 
 
-class Figures(NamedTuple):
-    """Sums of log-likelihoods over all that is scored.
+class Evaluated(NamedTuple):
+    """The figures, what was read, and the pictures that were drawn."""
 
-    time    of when events came, and of the time in which none did
-    kind    of which kind each event was
-    events  number of events
-    ends    number of ends of observation
-    """
-
-    time: float
-    kind: float
-    events: int
-    ends: int
-
-    def as_dict(self) -> dict[str, Any]:
-        total = self.events + self.ends
-        return {
-            "events": self.events, "ends": self.ends, "log_likelihood": (self.time + self.kind) / self.events,
-            "time": self.time / self.events, "kind": self.kind / self.events,
-            "loss": -(self.time + self.kind) / total,
-        }  # fmt: skip
-
-    def table(self) -> str:
-        found = self.as_dict()
-        return (
-            f"{self.events:,} events and {self.ends:,} ends of observation held out\n"
-            f"log-likelihood an event: {found['log_likelihood']:.4f} nats "
-            f"(when {found['time']:.4f}, which kind {found['kind']:.4f})"
-        )
-
-
-@torch.no_grad()
-def measure(model: EventModel, held: Windows) -> Figures:
-    """The log-likelihood of what is held out, in the unit of the data."""
-    model.eval()
-    time, kind, count, ends = 0.0, 0.0, 0, 0
-    for batch in held.scoring():
-        found = call(model, batch)
-        events = int((batch.targets.kind >= 0).sum())
-        time, kind = time + float(found.time.double().sum()), kind + float(found.kind.double().sum())
-        count, ends = count + events, ends + batch.weight - events
-    return Figures(time, kind, count, ends)
+    score: Score
+    lines: list[str]
+    pictures: list[Path]
 
 
 def evaluate(
-    path: str | Path, file: str | None = None, reading: Mapping[str, Any] | None = None
-) -> tuple[Figures, list[str]]:
-    """The run at `path` on what it has held out, or on all of a `file` with the same columns, and what was read.
+    path: str | Path,
+    file: str | None = None,
+    reading: Mapping[str, Any] | None = None,
+    pictures: str | Path | None = None,
+) -> Evaluated:
+    """The run at `path` on what it has held out, or on all of a `file` with the same columns.
+
+    The predictors without a network are those of the run's training table; where that is gone, a `file` is scored
+    without them, and a line says so.
 
     Args:
         path: The run, or a checkpoint.
         file: Another table.
         reading: Options of EventsData by which the file is read, where they are not those of the run.
+        pictures: Directory of the pictures; None: none are drawn.
 
     Raises DataError for a file that does not fit, RunError for what is no run of events, NotFiniteError for answers
     that are not finite.
     """
-    run = EventRun.open(path).reading(reading or {})
+    trained = EventRun.open(path)
+    run, train, lines = trained.reading(reading or {}), None, list[str]()
     if file is None:
         require_texts(run.data, Run.open(path), fix="--file FILE")
         prepared = prepare(run.data, run.encoding)
-        held, lines = prepared.valid, prepared.lines
+        held, log, lines, train = prepared.valid, prepared.valid_log, prepared.lines, prepared.train.steps
+        source = run.data.valid_path or run.data.path
     else:
-        log = run.read(file)
-        held, lines = run.windows(log), log.report
-    found = measure(run.model, held)
-    if not torch.tensor(found.time + found.kind).isfinite():
+        log, source = run.read(file), file
+        held, lines = run.windows(log), [*log.report]
+        try:
+            require_texts(trained.data, Run.open(path))
+            train = prepare(trained.data, trained.encoding).train.steps
+        except (ConfigError, DataError, RunError) as error:
+            lines.append(f"without predictors that need no network, as the training table cannot be read: {error}")
+    steps = held.steps
+    found = predicted(run.model, held)
+    if not np.isfinite(found.time.sum() + found.kind.sum()):
         raise NotFiniteError(
             f"the likelihoods of {path} are not all finite: its training diverged, or the file has times far beyond "
             "those trained on. Train again with a lower training.optimizer.learning_rate"
         )
-    return found, lines
+    came = observed(steps, run.encoding)
+    truth, notes = truth_of(read_table(str(source), run.data.delimiter), log, steps)
+    fitted = None if train is None else observed(train, run.encoding)
+    result = score(came, found, fitted, log.clock.unit, truth)
+    drawn: list[Path] = []
+    if pictures is not None:
+        from glissando.events.pictures import draw  # matplotlib takes a second to import
+
+        drawn = draw(run.model, held, log, run.encoding, came, found, Path(pictures))
+    return Evaluated(result, [*lines, *notes], drawn)

@@ -15,7 +15,7 @@ from pydantic import Field
 from glissando.config import from_dict, options, recorded, to_dict
 from glissando.data.base import WHOLE, Shard, Split
 from glissando.errors import ConfigError, DivergenceError, RunError
-from glissando.events.batches import After, Batch, Scales, Steps, Windows, scales
+from glissando.events.batches import After, Batch, Scales, Steps, Targets, Windows, scales
 from glissando.events.log import EventEncoding, EventLog, parts
 from glissando.events.model import EventConfig, EventModel, Likelihood
 from glissando.events.options import EventsData
@@ -124,13 +124,16 @@ def windows_of(log: EventLog, data: EventsData, encoding: EventEncoding, found: 
 
 def call(model: EventModel, batch: Batch, compiled: bool = False) -> Likelihood:
     """Log-likelihoods of a batch's targets, on the model's device."""
+    return model.log_likelihood(*features(model, batch, compiled))
+
+
+def features(model: EventModel, batch: Batch, compiled: bool = False) -> tuple[torch.Tensor, Targets]:
+    """The features (n, D) after each scored step of a batch, and its targets, on the model's device."""
     like = model.time_scale
     inputs = {name: _moved(part, like) for name, part in batch.inputs.items()}
     run = torch.compile(_features, dynamic=False) if compiled else _features
-    h = run(model, inputs).flatten(0, 1)
-    targets = batch.targets._replace(place=batch.targets.place.to(like.device))
-    targets = type(targets)(*(part.to(like.device) for part in targets))
-    return model.log_likelihood(h[targets.place], targets)
+    targets = Targets(*(part.to(like.device) for part in batch.targets))
+    return run(model, inputs).flatten(0, 1)[targets.place], targets
 
 
 def _features(model: EventModel, inputs: dict[str, Any]) -> torch.Tensor:

@@ -1,0 +1,103 @@
+"""What a model of events answers about the windows of a log, what came, and what the truth would have answered."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from glissando.events.baselines import Floats, Observed, Predicted
+from glissando.events.batches import Steps, Windows
+from glissando.events.example import TRUTH_END, TRUTH_KIND, TRUTH_TIME
+from glissando.events.log import FIRST, EventEncoding, EventLog
+from glissando.events.model import EventModel
+from glissando.events.scores import Truth
+from glissando.events.task import features
+from glissando.series.panel import SECONDS
+from glissando.series.tables import Table
+
+
+def scored_steps(steps: Steps) -> np.ndarray:
+    """(n,) the index of each step after which something is scored."""
+    return np.flatnonzero(steps.after.is_scored)
+
+
+def observed(steps: Steps, encoding: EventEncoding) -> Observed:
+    """What came after each scored step."""
+    index = scored_steps(steps)
+    codes = steps.inputs["codes"].numpy()[index] - FIRST
+    wait, within, kind, tie, end = (part[index] for part in steps.after)
+    return Observed(
+        steps.series.numpy()[index], wait, within, kind, tie, end,
+        np.where((codes >= 0) & (codes < len(encoding.kinds)), codes, -1),
+        steps.inputs["phases"].numpy()[index, 1] if encoding.clock else None,
+        len(encoding.kinds), encoding.resolution, SECONDS["w"] / SECONDS[encoding.unit],
+    )  # fmt: skip
+
+
+@torch.no_grad()
+def predicted(model: EventModel, held: Windows) -> Predicted:
+    """What the model says of each scored step, in their order."""
+    model.eval()
+    index, found = [], list[tuple[Tensor, ...]]()
+    for batch in held.scoring():
+        h, targets = features(model, batch)
+        params, scale = model.waits(h), model.time_scale.double()
+        likely = model.log_likelihood(h, targets)
+        dtype, resolution = params[0].dtype, model.config.resolution
+        waits, comes = targets.wait > 0, (targets.kind >= 0) & (targets.tie != 1)
+        wait, within = (torch.where(x > 0, x / scale, 1.0).to(dtype) for x in (targets.wait, targets.within))
+        begun = ((targets.wait - resolution).clamp_min(0) / scale).to(dtype)
+        passed = -model.head.log_survival(params, wait)
+        before = torch.where(targets.within > 0, -model.head.log_survival(params, within), 0)
+        low = passed
+        if resolution:
+            low = torch.where(begun > 0, -model.head.log_survival(params, begun.where(begun > 0, 1.0)), 0)
+            low = torch.where(comes, torch.maximum(low, before), passed)
+        kinds = model.head.log_kinds(params, wait, resolution / float(scale))
+        median = model.head.quantile(params, 0.5, targets.within / scale) * scale
+        if model.tie is not None:
+            none, ties = model.log_ties(h, targets.last)
+            kinds = torch.where((targets.tie == 1).unsqueeze(-1), ties, kinds)
+            median = torch.where(none < -math.log(2), 0.0, median)
+        zero = torch.zeros_like(passed)
+        found.append(
+            (
+                likely.time, likely.kind, kinds, torch.where(waits, low - before, zero),
+                torch.where(waits, passed - before, zero), median,
+            )
+        )  # fmt: skip
+        index.append(batch.index)
+    order = torch.cat(index).argsort()
+    return Predicted(*(torch.cat(part).double().cpu()[order].numpy() for part in zip(*found, strict=True)))
+
+
+def truth_of(table: Table, log: EventLog, steps: Steps) -> tuple[Truth | None, list[str]]:
+    """The log-likelihood of the truth where the table has it, as that of `glissando events example`, and a line that
+    says why there is none although it has."""
+    names = (TRUTH_TIME, TRUTH_KIND, TRUTH_END)
+    if not table.columns.keys() >= set(names):
+        return None, []
+    index, after = scored_steps(steps), steps.after
+    if (after.within[index] > 0).any():
+        return None, [
+            f"no truth: {TRUTH_TIME} is of whole waits, and some begin before the start of prediction; hold whole "
+            "series out (--data.split series)"
+        ]
+    row = np.full(len(index), -1)
+    event, end = after.kind[index] >= 0, after.end[index]
+    row[event], row[end] = _rows(table, log.rows[index[event] + 1]), _rows(table, log.rows[index[end]])
+    columns = {name: table.columns[name].numbers for name in names}
+    time = np.where(event, columns[TRUTH_TIME][row], np.where(end, columns[TRUTH_END][row], 0.0))
+    kind = np.where(event, columns[TRUTH_KIND][row], 0.0)
+    if (row[event | end] < 0).any() or not np.isfinite(time + kind).all():
+        return None, [f"no truth: a series without an event, or an event, has no {TRUTH_TIME}, {TRUTH_KIND}"]
+    return Truth(time, kind), []
+
+
+def _rows(table: Table, places: Any) -> Floats:
+    """The rows of the table at these places; -1 of a place 0, which is no row."""
+    return np.where(places > 0, np.searchsorted(table.places, places), -1)
