@@ -8,6 +8,8 @@ masks and the checks of what varies by token are here, once.
 
 from __future__ import annotations
 
+import functools
+import warnings
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
@@ -25,7 +27,7 @@ from glissando.errors import ConfigError, InputError
 from glissando.initialization import Scheme, initialize, own_initialization
 from glissando.kernels.compiled import require_backend
 from glissando.kernels.plain import plain_operations, underlying
-from glissando.mixers import MIXERS, AttentionConfig, Context, Signal, build_mixer, require_accepted
+from glissando.mixers import MIXERS, AttentionConfig, Context, Mixer, Signal, build_mixer, require_accepted
 from glissando.mixers.liquid.scan import require_time
 from glissando.state import State, zeros_position
 
@@ -263,7 +265,19 @@ class Backbone(nn.Module):
             raise InputError(f"control must be (B, C) or (B, T, C) for {name} {shape}, got {tuple(control.shape)}")
         if ctx.dt is not None:
             require_time(ctx.dt)
+            if not torch.compiler.is_compiling():  # a graph depends on no value
+                self._warn_of_no_time(ctx.dt, ctx.mask)
         require_accepted(ctx, self.accepts, "this model")
+
+    def _warn_of_no_time(self, dt: Tensor, mask: Tensor | None) -> None:
+        """Warn, once for a kind of mixer, of real tokens with dt = 0 where inputs are held over dt: none keeps them."""
+        none = underlying(dt) == 0
+        if bool((none if mask is None else none & underlying(mask)).any()):
+            holding = {
+                type(part).__name__ for part in self.modules() if isinstance(part, Mixer) and part.input == "held"
+            }
+            for name in sorted(holding):
+                _warn_of_held_input(name)
 
     def save(self, path: str | Path, *, overwrite: bool = False) -> None:
         """Write a run directory that `load` opens, whole or not at all.
@@ -290,6 +304,16 @@ class Backbone(nn.Module):
     def num_parameters(self) -> int:
         """Number of parameters, frozen ones too; a tied head counts once, a complex number stored as a pair twice."""
         return sum(p.numel() for p in self.parameters())
+
+
+@functools.cache
+def _warn_of_held_input(mixer: str) -> None:
+    warnings.warn(
+        f"dt is 0 at some steps, and {mixer} holds its input over dt: such a step changes nothing that follows, as the "
+        "first of a row or a second event at one time. For events use model.mixer.input: impulse (of liquid and delta)",
+        UserWarning,
+        stacklevel=2,
+    )
 
 
 def _alike(found: State, own: State) -> bool:

@@ -10,7 +10,8 @@ runs every law on the class in float64 and raises LawError, an AssertionError, t
     batch law   a row alone equals that row in a batch, padded or not (where `mask` is accepted)
     state       a tree of batch-first tensors, never changed in place, of the requested dtype or wider
     time        where `dt` is accepted: dt = 1 is the default; dt = 0 leaves the state alone where a mixer's `input` is
-                `held`, and a token with dt = 0 changes what follows where it is `impulse`
+                `held`; where it is `impulse`, a token with dt = 0 changes what follows, and the time before the first
+                token changes nothing. The split law and the batch law hold with uneven dt, and for its gradient
     parameters  every parameter gets a gradient; a model's state_dict restores the function
 
     with glissando.testing.no_float64():
@@ -133,29 +134,42 @@ def _check(
     _require(none is None, "shapes", "a call without a state must return None as the state")
     _require(whole.shape == x.shape, "shapes", f"x {tuple(x.shape)} gave y {tuple(whole.shape)}")
     _check_state(forward, init_state, x)
-    for cuts in ([], [4], [1, 2, 3, 10], [length - 1]):
-        _check_split(forward, module, init_state, x, cuts, f"cut at {cuts or 'nothing'}")
-    for row in range(rows):
-        _require_close(forward(x[row : row + 1], None, Context())[0], whole[row : row + 1], "batch law", f"row {row}")
-    if "mask" in accepts:
-        _check_padding(forward, init_state, x)
+    uneven = (3 * torch.rand(x.shape[:2], dtype=x.dtype) - 1).relu()  # some take no time
+    for dt in (None, uneven) if "dt" in accepts else (None,):
+        timed = "" if dt is None else ", with dt"
+        for cuts in ([], [4], [1, 2, 3, 10], [length - 1]):
+            _check_split(forward, module, init_state, x, dt, cuts, f"cut at {cuts or 'nothing'}{timed}")
+        together = forward(x, None, Context(dt=dt))[0]
+        for row in range(rows):
+            alone = forward(x[row : row + 1], None, _rows(dt, row))[0]
+            _require_close(alone, together[row : row + 1], "batch law", f"row {row}{timed}")
+        if "mask" in accepts:
+            _check_padding(forward, init_state, x, dt)
     if "dt" in accepts:
-        _check_time(forward, init_state, x, getattr(module, "input", None))
+        _check_time(forward, init_state, x, uneven, getattr(module, "input", None))
     dead = [name for name, gradient in _gradients(module, whole).items() if not bool(gradient.abs().max() > 0)]
     _require(not dead, "parameters", f"{', '.join(dead)} got no gradient")
 
 
+def _rows(dt: Tensor | None, row: int, length: int | None = None) -> Context:
+    return Context(dt=None if dt is None else dt[row : row + 1, :length])
+
+
 def _check_split(
-    forward: Forward, module: nn.Module, init_state: Callable[..., State], x: Tensor, cuts: list[int], how: str
-) -> None:
+    forward: Forward, module: nn.Module, init_state: Callable[..., State], x: Tensor, dt: Tensor | None,
+    cuts: list[int], how: str,
+) -> None:  # fmt: skip
     outcomes: list[dict[str, Any]] = []
     for pieces in ([0, x.shape[1]], [0, *cuts, x.shape[1]]):
         given, state, parts = x.clone().requires_grad_(), init_state(len(x)), []
+        time = None if dt is None else dt.clone().requires_grad_()
         for a, b in pairwise(pieces):
-            y, state = forward(given[:, a:b], state, Context())
+            y, state = forward(given[:, a:b], state, Context(dt=None if time is None else time[:, a:b]))
             parts.append(y)
-        y = torch.cat(parts, 1) if cuts or len(outcomes) else forward(given, None, Context())[0]
+        y = torch.cat(parts, 1) if cuts or len(outcomes) else forward(given, None, Context(dt=time))[0]
         outcomes.append({"y": y.detach(), **_gradients(module, y), "x": given.grad})
+        if time is not None and time.grad is not None:
+            outcomes[-1]["dt"] = time.grad
     for name, expected in outcomes[0].items():
         what = "values" if name == "y" else f"the gradient of {name}"
         _require_close(outcomes[1][name], expected, "split law", f"{what}, {how}")
@@ -188,17 +202,17 @@ def _check_dtypes(init_state: Callable[..., State]) -> None:
         )  # fmt: skip
 
 
-def _check_padding(forward: Forward, init_state: Callable[..., State], x: Tensor) -> None:
+def _check_padding(forward: Forward, init_state: Callable[..., State], x: Tensor, dt: Tensor | None) -> None:
     """Packed rows of all lengths, nothing among them: real tokens are as without padding, and the state too."""
     counts = torch.tensor([0, 4, x.shape[1]])
     mask = torch.arange(x.shape[1]) < counts.unsqueeze(1)
     for state in (None, init_state(len(x))):
-        y, after = forward(x, state, Context(mask=mask))
+        y, after = forward(x, state, Context(mask=mask, dt=dt))
         for row, count in enumerate(counts.tolist()):
             if count == 0:
                 continue
             own = None if state is None else init_state(1)
-            alone, last = forward(x[row : row + 1, :count], own, Context())
+            alone, last = forward(x[row : row + 1, :count], own, _rows(dt, row, count))
             _require_close(y[row : row + 1, :count], alone, "batch law", f"a row of {count} tokens, padded")
             if last is not None:
                 rest = x[row : row + 1, :3]
@@ -206,7 +220,9 @@ def _check_padding(forward: Forward, init_state: Callable[..., State], x: Tensor
                 _require_close(padded, forward(rest, last, Context())[0], "batch law", "the state after padding")
 
 
-def _check_time(forward: Forward, init_state: Callable[..., State], x: Tensor, kind: str | None) -> None:
+def _check_time(
+    forward: Forward, init_state: Callable[..., State], x: Tensor, dt: Tensor, kind: str | None
+) -> None:  # fmt: skip
     ones = torch.ones(x.shape[:2], dtype=torch.float64)
     y, state = forward(x, init_state(len(x)), Context(dt=ones))
     _require_close(y, forward(x, None, Context())[0], "time", "dt = 1 is the default")
@@ -220,6 +236,9 @@ def _check_time(forward: Forward, init_state: Callable[..., State], x: Tensor, k
         _require(
             bool(change.abs().max() > 0), "time", "a token with dt = 0 changes what follows, as input is `impulse`"
         )
+        later = torch.cat([dt[:, :1] + 40, dt[:, 1:]], 1)
+        y, _ = forward(x, None, Context(dt=dt))
+        _require_close(forward(x, None, Context(dt=later))[0], y, "time", "the time before the first token")
 
 
 def _perturbed(module: nn.Module) -> None:

@@ -31,12 +31,16 @@ MIXER_VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
         "previous-window": {"keys": "previous", "window": 4, "rope_on_value": True},
     },
     "delta": {
+        "impulse": {"input": "impulse", "heads": 2, "horizons": [0.3, 30]},
+        "previous-impulse": {"keys": "previous", "input": "impulse"},
         "previous": {"keys": "previous"},
         "rotate": {"transition": "rotate", "key_size": 6, "horizons": [2, 30]},
         "rotate-writes": {"transition": "rotate", "writes": 2, "heads": 2},
         "reflect-writes": {"transition": "reflect", "writes": 3, "heads": 2, "key_size": 3},
     },
     "liquid": {
+        "impulse": {"input": "impulse", "steps": [0.02, 0.7], "adaptation": 0.9},
+        "dense-impulse": {"dynamics": "dense", "state_size": 5, "input": "impulse"},
         "input-only": {"state_dependence": False, "state_size": 6},
         "coupled": {"coupled": True, "turns": "matched", "steps": [0.02, 0.7], "adaptation": 0.9},
         "published": {"layer": "published", "state_size": 8},

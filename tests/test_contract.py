@@ -186,9 +186,33 @@ class Narrow(Average):
         return super().init_state(batch_size, device, dtype)
 
 
+class Clocked(Average):
+    """The time before the first token is read."""
+
+    accepts = frozenset({"mask", "dt"})
+    input = "impulse"
+
+    def forward(self, x: Tensor, state: Any = None, ctx: Any = None) -> tuple[Tensor, Any]:
+        dt = ctx.dt
+        y, after = super().forward(x, state, ctx)
+        return (y if dt is None else y + self.time(dt)), after
+
+    def time(self, dt: Tensor) -> Tensor:
+        return (dt - 1).unsqueeze(-1)
+
+
+class Absolute(Clocked):
+    """Time starts anew in each piece."""
+
+    def time(self, dt: Tensor) -> Tensor:
+        return (dt - 1).cumsum(1).unsqueeze(-1)
+
+
 @pytest.mark.parametrize(
     ("mutation", "message"),
     [
+        (Clocked, "time: the time before the first token"),
+        (Absolute, r"split law: values, cut at \[4\], with dt"),
         (Leaking, "split law: values"),
         (Mixing, "batch law: row"),
         (InPlace, "state: a call without donate=True changed the state"),

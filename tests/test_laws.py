@@ -139,6 +139,10 @@ def test_split_law_with_control(case: str, per_token: bool, masked: bool):
         assert not torch.equal(model(ids, control=control)[0], model(ids, control=-control)[0])
 
 
+no_time = pytest.mark.filterwarnings("ignore:dt is 0 at some steps")
+
+
+@no_time
 @taking("dt")
 @pytest.mark.parametrize("masked", [False, True], ids=["full", "ragged"])
 def test_split_law_with_time_steps(case: str, masked: bool):
@@ -159,6 +163,7 @@ def test_split_law_with_time_steps(case: str, masked: bool):
         assert_close(model(ids, dt=torch.ones_like(dt))[0], model(ids)[0], "dt is 1 by default")
 
 
+@no_time
 @taking("dt")
 def test_a_step_that_takes_no_time(case: str):
     """Leaves the state alone where all inputs are held over it; changes it where one is an impulse."""

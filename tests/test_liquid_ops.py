@@ -40,12 +40,21 @@ def problem(
     return 3 * b, 2 * draw(batch, time, n, seed=3, dtype=dtype), draw(batch, n, 2, seed=4, dtype=dtype), dt
 
 
-def outcome(backend: str, b: Tensor, z: Tensor, x0: Tensor, dt: Tensor | None, modes: Modes, coupled: bool) -> dict:
+def outcome(
+    backend: str,
+    b: Tensor,
+    z: Tensor,
+    x0: Tensor,
+    dt: Tensor | None,
+    modes: Modes,
+    coupled: bool,
+    impulse: bool = False,
+) -> dict:
     """The states, and the gradients of everything that goes in."""
     inputs = {"b": b, "z": z, "x0": x0, **({} if dt is None else {"dt": dt}), **modes._asdict()}
     leaves = {name: v.clone().requires_grad_() for name, v in inputs.items() if v is not None}
     of_modes = Modes(*(leaves.get(name) for name in Modes._fields))
-    x = liquid(leaves["b"], leaves["z"], of_modes, leaves["x0"], leaves.get("dt"), coupled, backend)
+    x = liquid(leaves["b"], leaves["z"], of_modes, leaves["x0"], leaves.get("dt"), coupled, backend, impulse=impulse)
     weights = draw(*x.shape, seed=6, dtype=x.dtype).to(x.device)
     grads = torch.autograd.grad((x * weights).sum(), list(leaves.values()))
     return {"x": x.detach(), **dict(zip(leaves, grads, strict=True))}
@@ -53,36 +62,38 @@ def outcome(backend: str, b: Tensor, z: Tensor, x0: Tensor, dt: Tensor | None, m
 
 @pytest.mark.parametrize("coupled", [False, True], ids=["plain", "coupled"])
 @pytest.mark.parametrize("is_complex", [False, True], ids=["real", "complex"])
-@pytest.mark.parametrize("timed", [False, True], ids=["even", "uneven"])
+@pytest.mark.parametrize("timed", ["even", "held", "impulse"])
 @pytest.mark.parametrize("state", [False, True], ids=["tau(u)", "tau(x,u)"])
 @pytest.mark.parametrize("time", [1, 70])
 def test_the_kernel_agrees_with_the_definition(coupled, is_complex, timed, state, time):
     """Values and all gradients; 70 steps are more than the fused kernel adds up at once."""
     b, z, x0, dt = problem(time, is_complex=is_complex)
-    arguments = (b, z, x0, dt if timed else None, some_modes(state=state), coupled)
+    arguments = (b, z, x0, None if timed == "even" else dt, some_modes(state=state), coupled, timed == "impulse")
     expected, got = outcome("reference", *arguments), outcome("numba", *arguments)
     for name, value in expected.items():
         scale = value.abs().max().clamp_min(1e-6)
         assert_close(got[name] / scale, value / scale, name, EXACT)
 
 
-def test_gradients_are_the_derivatives():
+@pytest.mark.parametrize("impulse", [False, True], ids=["held", "impulse"])
+def test_gradients_are_the_derivatives(impulse: bool):
     b, z, x0, dt = problem(6, n=2, batch=1, is_complex=True)
     leaves = [v.clone().requires_grad_() for v in (b, z, x0, dt, *some_modes(2))]
 
     def run(b: Tensor, z: Tensor, x0: Tensor, dt: Tensor, *vectors: Tensor) -> Tensor:
-        return liquid(b, z, Modes(*vectors), x0, dt, True, "numba")
+        return liquid(b, z, Modes(*vectors), x0, dt, True, "numba", impulse=impulse)
 
     dt_inside = leaves[3].detach().clamp_min(0.1).requires_grad_()  # a one-sided derivative at 0 is no derivative
     assert torch.autograd.gradcheck(run, (*leaves[:3], dt_inside, *leaves[4:]))
 
 
-def test_float32_keeps_slow_modes():
+@pytest.mark.parametrize("impulse", [False, True], ids=["held", "impulse"])
+def test_float32_keeps_slow_modes(impulse: bool):
     """exp(k zeta) - 1 of slow modes is a small number, not a difference of large ones."""
     b, z, x0, dt = problem(500, is_complex=True)
-    exact = outcome("numba", b, z, x0, dt, some_modes(), False)
+    exact = outcome("numba", b, z, x0, dt, some_modes(), False, impulse)
     single = [v.float() for v in (b, z, x0, dt)]
-    got = outcome("numba", *single, some_modes(dtype=torch.float32), False)
+    got = outcome("numba", *single, some_modes(dtype=torch.float32), False, impulse)
     for name, value in exact.items():
         scale = value.abs().max().clamp_min(1e-6)
         assert_close(got[name].double() / scale, value / scale, name, 2e-5)
@@ -100,6 +111,30 @@ def test_a_constant_input_reaches_the_closed_form():
     passed = torch.exp(zeta * modes.step * dt.cumsum(1).unsqueeze(-1))
     expected = passed * torch.view_as_complex(x0).unsqueeze(1) + (passed - 1) / zeta * 0.7
     assert_close(x, torch.view_as_real(expected), "x", 1e-12)
+
+
+@pytest.mark.parametrize("coupled", [False, True], ids=["plain", "coupled"])
+def test_impulses_are_sums_of_what_has_decayed(coupled: bool):
+    """x(t) = sum_i exp(zeta (t - t_i)) c b_i with c = (exp(zeta step) - 1) / zeta, whatever lies between the t_i."""
+    modes = some_modes(state=False)
+    b, _, x0, dt = problem(20)
+    z = torch.full_like(b, 0.3)
+    x = liquid(b, z, modes, 0 * x0, dt, coupled, impulse=True)
+    tau = modes.tau * (1 + modes.adaptation * torch.tanh(z[0, 0]))
+    zeta = torch.complex(-modes.decay - 1 / tau, modes.turn)
+    strength = (torch.exp(zeta * modes.step) - 1) / zeta / (tau if coupled else 1)
+    times = dt.cumsum(1)
+    assert (dt == 0).any()
+    passed = (times[:, -1:] - times).unsqueeze(-1) * modes.step
+    expected = (torch.exp(zeta * passed) * strength * b).sum(1)
+    assert_close(x[:, -1], torch.view_as_real(expected), "x", 1e-12)
+
+
+def test_at_one_unit_of_time_an_impulse_is_a_held_input():
+    b, z, x0, dt = problem(20)
+    for each, tolerance in ((None, 0), (torch.ones_like(dt), 1e-14)):
+        held, impulse = (liquid(b, z, some_modes(), x0, each, True, impulse=impulse) for impulse in (False, True))
+        assert_close(impulse, held, "x", tolerance)
 
 
 def halved(value: Tensor) -> Tensor:
@@ -181,17 +216,25 @@ def test_time_is_a_real_number(dtype: torch.dtype):
 
 
 @pytest.mark.filterwarnings("ignore")  # torch.compile warns of its own doings
+@pytest.mark.parametrize("impulse", [False, True], ids=["held", "impulse"])
 @pytest.mark.parametrize("state", [False, True], ids=["tau(u)", "tau(x,u)"])
-def test_torch_compile_takes_the_kernel_as_one_operation(monkeypatch, state):
+def test_torch_compile_takes_the_kernel_as_one_operation(monkeypatch, state, impulse):
     """It cannot follow the kernel, which is the fastest by far."""
     monkeypatch.setattr("glissando.mixers.liquid.scan._sequential", None)
     monkeypatch.setattr("glissando.mixers.liquid.scan._linear", None)
     b, z, x0, dt = problem(20)
     modes = some_modes(state=state)
-    expected = liquid(b, z, modes, x0, dt)
+
+    def run(b: Tensor, z: Tensor) -> Tensor:
+        return liquid(b, z, modes, x0, dt, impulse=impulse)
+
+    leaves, again = ([v.clone().requires_grad_() for v in (b, z)] for _ in range(2))
+    expected = run(*leaves)
     torch._dynamo.reset()
-    got = torch.compile(lambda b, z: liquid(b, z, modes, x0, dt), fullgraph=True, backend="eager")(b, z)
+    got = torch.compile(run, fullgraph=True, backend="eager")(*again)
     assert torch.equal(got, expected)
+    for plain, compiled in zip(*map(torch.autograd.grad, (expected.sum(), got.sum()), (leaves, again)), strict=True):
+        assert torch.equal(plain, compiled)
 
 
 @pytest.mark.parametrize("coupled", [False, True])

@@ -103,7 +103,7 @@ def spectral(
 
 def liquid(
     w: Weights, v: np.ndarray, dt: np.ndarray, *, dynamics="diagonal", layer="gated", state_dependence=True,
-    coupled=False, state_size: int,
+    coupled=False, input="held", state_size: int,
 ) -> np.ndarray:  # fmt: skip
     """docs/liquid.md, "The forward pass, complete"."""
     n = state_size
@@ -127,7 +127,8 @@ def liquid(
         for t in range(v.shape[1]):
             tau = tau0 * (1 + a * tanh(z[:, t] + bias + p * x.real + q * x.imag))
             zeta, k = mode - 1 / tau, step * dt[:, t, None]
-            x = exp(k * zeta) * x + (exp(k * zeta) - 1) / zeta * (b[:, t] / tau if coupled else b[:, t])
+            k_b = step if input == "impulse" else k
+            x = exp(k * zeta) * x + (exp(k_b * zeta) - 1) / zeta * (b[:, t] / tau if coupled else b[:, t])
             states.append(pairs(x))
     else:
         x = np.zeros((len(v), n))
@@ -139,6 +140,8 @@ def liquid(
             matrix[:, :n, :n] = w["dynamics.a"] - np.eye(n) / tau[:, None, :]
             matrix[:, :n, n] = u[:, t] @ w["dynamics.b"].T
             kept = torch.linalg.matrix_exp(torch.tensor(dt[:, t, None, None] * matrix)).numpy()
+            if input == "impulse":
+                kept[..., n] = torch.linalg.matrix_exp(torch.tensor(matrix)).numpy()[..., n]
             x = (kept @ np.concatenate([x, np.ones((len(v), 1))], -1)[..., None])[:, :n, 0]
             states.append(x)
     x = np.stack(states, 1)
@@ -191,7 +194,7 @@ def tau(
 
 def delta(
     w: Weights, x: np.ndarray, dt: np.ndarray, *, heads: int, key_size: int, keys="own",
-    transition="decay", writes=1,
+    transition="decay", writes=1, input="held",
 ) -> np.ndarray:  # fmt: skip
     """docs/delta.md, "The forward pass, complete"."""
     rows, length, _ = x.shape
@@ -226,11 +229,12 @@ def delta(
         theta = 2 * sigmoid(turn[:, t, :, None]) * w["omega"] * time if transition == "rotate" else None
         state = kept * rotate_rows(state, theta)
         for m in range(writes):
-            beta = np.log1p(exp(z[:, t, m])) * time[..., 0]
+            held = time[..., 0] if input == "held" else 1.0
+            beta = np.log1p(exp(z[:, t, m])) * held
             e = 1 - exp(-beta)
             b = e
             if writes == 1:
-                both = beta + rate[:, t, :, 0] * time[..., 0]
+                both = beta + rate[:, t, :, 0] * held
                 b = beta * (1 - exp(-both)) / both
             if transition == "reflect":
                 e = b = 2 * sigmoid(z[:, t, m])
@@ -367,6 +371,8 @@ LIQUID: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "liquid-ssm-dense": ({"dynamics": "dense", "layer": "published"}, {"dynamics": "dense", "layer": "published"}),
     "input alone": ({"state_dependence": False}, {"state_dependence": False}),
     "dense": ({"dynamics": "dense", "state_dependence": False}, {"dynamics": "dense", "state_dependence": False}),
+    "impulse": ({**NANO, "input": "impulse"}, {"coupled": True, "input": "impulse"}),
+    "dense impulse": ({"dynamics": "dense", "input": "impulse"}, {"dynamics": "dense", "input": "impulse"}),
 }
 
 
@@ -397,6 +403,8 @@ def test_tau(options):
 
 DELTA: dict[str, dict[str, Any]] = {
     "delta-nano": {"keys": "previous"},
+    "impulse": {"keys": "previous", "input": "impulse"},
+    "impulse, writes": {"writes": 2, "input": "impulse"},
     "own keys": {},
     "rotate": {"transition": "rotate"},
     "rotate, writes": {"transition": "rotate", "writes": 2},
@@ -407,7 +415,7 @@ DELTA_CASES = [
     pytest.param(options, times, id=name + (", dt" if times else ""))
     for name, options in DELTA.items()
     for times in (False, True)
-    if not times or ("keys" not in options and options.get("transition") != "reflect")
+    if not times or "input" in options or ("keys" not in options and options.get("transition") != "reflect")
 ]
 
 

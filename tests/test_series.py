@@ -34,6 +34,7 @@ CASES: dict[str, dict[str, Any]] = {
     "convolved": {"block": {"conv_width": 3}},
     "both": {"mixer": ["attention", "liquid"], "head_bias": False, "final_norm": False},
     "linear-time": {"mixer": "liquid", "dt": "linear"},
+    "impulses": {"mixer": {"kind": "liquid", "input": "impulse"}, "dt": "linear"},
     "read-time": {"mixer": "liquid", "dt": "input"},
     "forecast": {"mixer": "liquid", "forecast": True, "targets": [2, 0]},
     "rich": {
@@ -43,6 +44,8 @@ CASES: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 FORECASTS = ["forecast", "rich"]
 cases = pytest.mark.parametrize("case", CASES)
+#: a series begins with dt = 0
+pytestmark = pytest.mark.filterwarnings("ignore:dt is 0 at some steps")
 law = settings(max_examples=6, deadline=None)
 
 
@@ -334,7 +337,7 @@ def test_causality(case: str):
 
 
 def test_time_is_read_and_ages_the_states_that_accept_it():
-    for case in ("linear-time", "liquid", "read-time", "attention", "spectral", "tau", "convolved", "both"):
+    for case in ("linear-time", "impulses", "liquid", "read-time", "attention", "spectral", "tau", "convolved", "both"):
         model = build(case)
         x = torch.randn(1, 5, 3).double()
         with torch.no_grad():
@@ -344,7 +347,7 @@ def test_time_is_read_and_ages_the_states_that_accept_it():
             _, before = model(x, model.init_state(1))
             _, after = model(x, before, dt=torch.zeros(1, 5).double())
         still = case == "linear-time"  # where no time passes, an input that is held writes nothing
-        if case in ("linear-time", "liquid"):
+        if case in ("linear-time", "impulses", "liquid"):
             assert torch.equal(before.depth[0].mixer.x, after.depth[0].mixer.x) == still
 
 

@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
+import re
+from functools import cache
+from pathlib import Path
+
+import pytest
 import torch
 from tolerances import assert_close
 from torch import Tensor, nn
 
-from glissando.mixers import Attention, Context, Delta, Spectral
+from glissando.backbone import _warn_of_held_input
+from glissando.mixers import Attention, Context, Delta, Liquid, LiquidConfig, Spectral
+from glissando.mixers.liquid.scan import Modes, liquid
 from glissando.mixers.tau import Tau
+from glissando.model import LanguageModel, ModelConfig
 
+ROOT = Path(__file__).parent.parent
 DT = torch.tensor([[1.0, 2.5, 0.0, 4.0]], dtype=torch.float64)
 
 
@@ -80,3 +89,70 @@ def test_a_delta_state_ages_and_then_takes_the_impulse():
     assert written.abs().max() > 0.01
     assert_close(after(5.0, 0 * s), written)
     assert_close(after(5.0, s) - written, (after(0.0, s) - written) * torch.exp(-5 * rate))
+
+
+def test_delta_horizons_are_in_the_unit_of_dt():
+    """Also those below 1: a state decays by exp(-dt / horizon), so that units cancel."""
+    x, start = torch.randn(1, 1, 4, dtype=torch.float64), torch.randn(1, 1, 4, 4, dtype=torch.float64)
+    kept = []
+    for unit in (1.0, 0.01):
+        torch.manual_seed(0)
+        mixer = Delta(4, heads=1, horizons=[3 * unit, 3 * unit], input="impulse").double()
+        with torch.no_grad():
+            mixer.project.weight[-5] = 0
+        s = [
+            mixer(x, mixer.init_state(1)._replace(s=each), Context(dt=torch.full((1, 1), 5 * unit).double()))[1].s
+            for each in (start, 0 * start)
+        ]
+        kept.append(s[0] - s[1])
+    assert kept[0].abs().max() > 0.01
+    assert_close(kept[1], kept[0], tolerance=1e-6)  # the rates are logarithms in float32
+
+
+@pytest.mark.parametrize("dynamics", ["diagonal", "dense"])
+def test_a_liquid_state_ages_and_then_takes_the_impulse(dynamics: str):
+    """What an event adds does not depend on dt, and what was there decays as it does without one."""
+    torch.manual_seed(0)
+    options = {"state_size": 6, "dynamics": dynamics, "state_dependence": False}
+    mixer = Liquid(4, input="impulse", **options).double()
+    held = Liquid(4, **options).double()
+    held.load_state_dict(mixer.state_dict())
+    x, start = torch.randn(1, 1, 4, dtype=torch.float64), torch.randn(1, 6, dtype=torch.float64)
+
+    def after(mixer: Liquid, time: float, start: Tensor) -> Tensor:
+        ctx = Context(dt=torch.full((1, 1), time, dtype=torch.float64))
+        return mixer(x, mixer.init_state(1)._replace(x=start), ctx)[1].x
+
+    written = after(held, 1.0, 0 * start)
+    assert written.abs().max() > 1e-4
+    for time in (0.0, 0.2, 7.0):
+        assert_close(after(mixer, time, 0 * start), written, tolerance=1e-12)
+        aged = after(held, time, start) - after(held, time, 0 * start)
+        assert_close(after(mixer, time, start), written + aged, tolerance=1e-12)
+
+
+def test_the_example_of_the_page():
+    """docs/liquid.md, "Held inputs and impulses": three events at 0, 0.1 and 2.1, and one mode."""
+    one = torch.ones(1, dtype=torch.float64)
+    modes = Modes(one / 4, 0 * one, one, 4 * one, 0 * one)  # zeta = -1/4 - 1/4
+    b, dt = torch.ones(1, 3, 1, dtype=torch.float64), torch.tensor([[0, 0.1, 2]], dtype=torch.float64)
+    page = (ROOT / "docs" / "liquid.md").read_text()
+    for kind, line in (("held", r"\* held: .*"), ("impulse", r"\* impulses: .*")):
+        x = liquid(b, 0 * b, modes, torch.zeros(1, 1, 2).double(), dt, impulse=kind == "impulse")[0, :, 0, 0].tolist()
+        written = [float(number) for number in re.findall(r"= ([\d.]+)\$", re.search(line, page)[0])]
+        assert written == pytest.approx(x, abs=5e-4), kind
+
+
+def test_no_time_and_held_inputs_are_worth_a_warning(monkeypatch: pytest.MonkeyPatch):
+    """Once; not of padding, and not where inputs are impulses."""
+    monkeypatch.setattr("glissando.backbone._warn_of_held_input", cache(_warn_of_held_input.__wrapped__))
+    ids, dt = torch.zeros(1, 3, dtype=torch.int64), torch.tensor([[1.0, 2.0, 0.0]])
+
+    def model(**options: object) -> LanguageModel:
+        return LanguageModel(ModelConfig(vocab_size=3, hidden_size=8, mixer=LiquidConfig(**options)))
+
+    model(input="impulse")(ids, dt=dt)
+    model()(ids, dt=dt, mask=torch.tensor([[True, True, False]]))
+    with pytest.warns(UserWarning, match=r"Liquid holds its input over dt: .* use model.mixer.input: impulse"):
+        model()(ids, dt=dt)
+    model()(ids, dt=dt)  # a second warning would be an error

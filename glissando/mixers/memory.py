@@ -12,8 +12,12 @@ from torch import Tensor, nn
 
 from glissando.kernels.precise import cumulative, widest
 
-#: of the first head and of the last, in tokens
-Horizons = tuple[Annotated[float, Field(gt=1, allow_inf_nan=False)], Annotated[float, Field(gt=1, allow_inf_nan=False)]]
+#: of the first head and of the last, in tokens of dt = 1
+_Time = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+Times = tuple[_Time, _Time]
+#: of gates, each of which keeps 1 - 1 / horizon a token
+_Horizon = Annotated[float, Field(gt=1, allow_inf_nan=False)]
+Horizons = tuple[_Horizon, _Horizon]
 
 
 @torch.no_grad()

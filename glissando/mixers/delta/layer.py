@@ -52,7 +52,7 @@ from glissando.kernels.precise import angle_sum, double, widest
 from glissando.kernels.rms_norm import rms_norm
 from glissando.mixers.base import Context, Mixer, initialized, last_real, placement, register_mixer, require_parts
 from glissando.mixers.delta.scan import delta_rule
-from glissando.mixers.memory import Horizons
+from glissando.mixers.memory import Times
 from glissando.precision import exact, without_autocast
 from glissando.widening import Grows, Growth, Lift, Table, join, linear, tables, tile
 
@@ -72,7 +72,7 @@ class DeltaConfig:
     transition   of the state along the key: `decay`, `rotate` or `reflect`
     writes       number of keys and values written at each token
     input        with dt: `held` over it, or an `impulse` whose strength does not depend on it
-    horizons     initial decay times tau in tokens, from the first head to the last
+    horizons     initial decay times tau from the first head to the last, in tokens: in the unit of dt
     """
 
     heads: PositiveInt = 4
@@ -81,7 +81,7 @@ class DeltaConfig:
     transition: Literal["decay", "rotate", "reflect"] = "decay"
     writes: PositiveInt = 1
     input: Literal["held", "impulse"] = "held"
-    horizons: Horizons = starting(default=(16.0, 1024.0), of="log_rate")
+    horizons: Times = starting(default=(16.0, 1024.0), of="log_rate")
 
     def __post_init__(self) -> None:
         if self.input == "impulse" and self.transition == "rotate":

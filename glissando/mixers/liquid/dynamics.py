@@ -34,6 +34,8 @@ class LiquidConfig:
     state_size        N real numbers, two for each mode of `diagonal`; None: hidden_size
     layer             the layer around the dynamics: `gated` or `published`
     state_dependence  tau depends on the state, and not only on the input
+    input             with dt: `held` over it, or an `impulse`: the state ages over dt and then takes the input with the
+                      strength of dt = 1
     adaptation        initial range in which tau may change, between 0.001 and 0.999
     steps             diagonal: initial steps of the modes are spread logarithmically from the first to the second;
                       None: [0.001, 0.1]
@@ -47,6 +49,7 @@ class LiquidConfig:
     state_size: PositiveInt | None = None
     layer: Literal["gated", "published"] = "gated"
     state_dependence: bool = True
+    input: Literal["held", "impulse"] = "held"
     adaptation: Annotated[float, Field(gt=0.001, lt=0.999)] = starting(default=0.1, of="raw_adaptation")
     steps: tuple[Positive, Positive] | None = starting(default=None, of="log_step")
     coupled: bool | None = None
@@ -154,7 +157,8 @@ class Diagonal(_Adaptive):
         b, z, before, dt = self._arguments(inputs, before, dt)
         with without_autocast(z.device.type):
             modes, packed = self._given(memo)
-            x = liquid(b, z, modes, before, dt, bool(self.config.coupled), packed=packed)
+            impulse = self.config.input == "impulse"
+            x = liquid(b, z, modes, before, dt, bool(self.config.coupled), packed=packed, impulse=impulse)
         return x.flatten(2)
 
     def _arguments(
@@ -259,8 +263,11 @@ class Dense(_Adaptive):
         return self.taus() * (1 + self.adaptations() * exact(self.adapt(seen)))
 
     def _advance(self, x: Tensor, drive: Tensor, tau: Tensor, time: Tensor) -> Tensor:
-        """exp(dt [[A - 1/tau, B u], [0, 0]]) [x, 1]: the input is held, and A may be singular."""
+        """exp(dt [[A - 1/tau, B u], [0, 0]]) [x, 1]: the input is held, and A may be singular. An impulse adds what
+        the held input adds at dt = 1."""
         with without_autocast(x.device.type):
             rates = exact(self.a) - torch.diag_embed(1 / tau)
             kept, added = discretize(rates, drive.unsqueeze(-1), time)
+            if self.config.input == "impulse":
+                added = discretize(rates, drive.unsqueeze(-1), 1.0)[1]
             return (kept @ x.unsqueeze(-1) + added).squeeze(-1)

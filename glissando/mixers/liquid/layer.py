@@ -3,7 +3,7 @@
     dx/dt = (A - 1 / tau(x, u)) x + B u,     tau = tau0 (1 + a phi(x, u)),  phi in (-1, 1)
 
 tau and the input are held over a token, which takes the time dt (1 by default), and the step is exact (zero-order
-hold).
+hold). With `input: impulse` the state ages over dt and then takes the input with the strength of dt = 1, for events.
 
 `diagonal` (scan.py): A = diag(l) are the modes of the normal part of HiPPO-LegS, complex pairs of which
 one is kept, each with a learned step that sets its time scale; phi = tanh(z(u) + p Re x + q Im x) mode by mode, z
@@ -17,7 +17,8 @@ Around it stands one of two layers:
     published  u = gelu(norm(W v));  y = s (C norm(x) + D u) + c;  y <- y sigmoid(w tanh(W x));
                out = W gelu(norm(W y)) + r v,  v the mixer's input
 
-State: x, 4 N bytes a layer and row in float32 (never less), whatever the context. dt = 0 leaves it alone.
+State: x, 4 N bytes a layer and row in float32 (never less), whatever the context. dt = 0 leaves it alone where the
+input is held.
 
 The publication's ten substeps a token, its clamps and its detached matrices are left out: a step is exact, tau0 in
 (0.01, 10) and a in (0.001, 0.999) by smooth maps, and everything gets gradients.
@@ -56,6 +57,7 @@ class Liquid(Mixer):
         """`config`, or its fields as keywords. Raises ConfigError for sizes that do not fit."""
         super().__init__()
         self.config = c = config or LiquidConfig(**options)
+        self.input = c.input
         self.size = c.state_size or hidden_size
         if c.dynamics == "diagonal" and self.size % 2:
             raise ConfigError(f"liquid.state_size must be even for diagonal dynamics, got {self.size}")

@@ -7,6 +7,7 @@ gradient are kept as separate real and imaginary parts while time runs, and as p
 
 vectors (7, N)              d, w, step, tau0, a, p, q
 tables (2, B or 1, T or 1, N)   sin(k w), 1 - cos(k w)
+unit (2, N) or None             of impulses the same with dt = 1; None: held inputs. Numba compiles a form for each
 """
 
 from __future__ import annotations
@@ -36,6 +37,13 @@ def _coefficients(s, decay, turn, k, tau, adapt, sine, versine, coupled, one, tw
     return less + one, turned, (less * real + turned * turn) * scale, (turned * real - less * turn) * scale
 
 
+@register_jitable
+def _strength(s, decay, turn, step, tau, adapt, sine, versine, coupled, one, two):
+    """c of an impulse. The compiler sees that its time constant was computed already."""
+    _, _, c_real, c_imag = _coefficients(s, decay, turn, step, tau, adapt, sine, versine, coupled, one, two)
+    return c_real, c_imag
+
+
 @kernel
 def step(b, z, vectors, coupled, x, y):
     """One decoded token: x (2 N) pairs, moved on over dt = 1, and copied to y.
@@ -59,7 +67,7 @@ def step(b, z, vectors, coupled, x, y):
 
 
 @kernel
-def forward(b, z, x0, time, tables, vectors, coupled, x, first, last):
+def forward(b, z, x0, time, tables, vectors, unit, coupled, x, first, last):
     """b (B, T, N or 2 N), z (B, T, N), x0 (B, 2 N), time (B or 1, T or 1) -> x (B, T, 2 N)."""
     steps, size = z.shape[1], z.shape[2]
     is_complex = b.shape[2] > size
@@ -81,6 +89,10 @@ def forward(b, z, x0, time, tables, vectors, coupled, x, first, last):
                 keep, turned, c_real, c_imag = _coefficients(
                     s, decay[n], turn[n], step[n] * dt, tau[n], adapt[n], sines[n], versines[n], coupled, one, two
                 )
+                if unit is not None:
+                    c_real, c_imag = _strength(
+                        s, decay[n], turn[n], step[n], tau[n], adapt[n], unit[0, n], unit[1, n], coupled, one, two
+                    )
                 drive, across = (entry[2 * n], entry[2 * n + 1]) if is_complex else (entry[n], zero)
                 new_u = keep * u[n] - turned * v[n] + c_real * drive - c_imag * across
                 new_v = turned * u[n] + keep * v[n] + c_imag * drive + c_real * across
@@ -91,7 +103,7 @@ def forward(b, z, x0, time, tables, vectors, coupled, x, first, last):
 
 
 @kernel
-def backward(x, b, z, x0, time, tables, vectors, coupled, grad, grad_b, grad_z, flow, sums, of_time, first, last):
+def backward(x, b, z, x0, time, tables, vectors, unit, coupled, grad, grad_b, grad_z, flow, sums, of_time, first, last):
     """flow (B, 2 N) leaves as the gradient of x0, whatever it held; sums (B, 8 N) is that of the vectors, 8 a mode."""
     steps, size = z.shape[1], z.shape[2]
     is_complex = b.shape[2] > size
@@ -122,11 +134,16 @@ def backward(x, b, z, x0, time, tables, vectors, coupled, grad, grad_b, grad_z, 
                 less = growth - versines[n] - growth * versines[n]
                 turned = (growth + one) * sines[n]
                 keep = less + one
+                less_in, turned_in = less, turned
+                if unit is not None:
+                    growth_in = expm1(step[n] * real)
+                    less_in = growth_in - unit[1, n] - growth_in * unit[1, n]
+                    turned_in = (growth_in + one) * unit[0, n]
                 square = one / (real * real + imag * imag)
                 # 1 / zeta, and c without the rate that couples it
                 i_real, i_imag = real * square, -imag * square
-                c_real = less * i_real - turned * i_imag
-                c_imag = less * i_imag + turned * i_real
+                c_real = less_in * i_real - turned_in * i_imag
+                c_imag = less_in * i_imag + turned_in * i_real
                 drive, across = (entry[2 * n], entry[2 * n + 1]) if is_complex else (entry[n], zero)
                 g, h = arrived[2 * n] + carry[2 * n], arrived[2 * n + 1] + carry[2 * n + 1]
                 gain = rate if coupled else one
@@ -134,23 +151,34 @@ def backward(x, b, z, x0, time, tables, vectors, coupled, grad, grad_b, grad_z, 
                 back, aside = c_real * g + c_imag * h, c_real * h - c_imag * g
                 out_b[2 * n] = gain * back
                 out_b[2 * n + 1] = gain * aside
-                # G_c = G conj(b), then G_lambda = G conj(x) + G_c conj(1 / zeta)
+                # G_c = G conj(b), then G_lambda = G conj(x) + G_c conj(1 / zeta), or each by itself: G_mu is the latter
                 gc_real, gc_imag = gain * (g * drive + h * across), gain * (h * drive - g * across)
-                gl_real = g * u + h * v + gc_real * i_real + gc_imag * i_imag
-                gl_imag = h * u - g * v + gc_imag * i_real - gc_real * i_imag
+                if unit is None:
+                    gl_real = g * u + h * v + gc_real * i_real + gc_imag * i_imag
+                    gl_imag = h * u - g * v + gc_imag * i_real - gc_real * i_imag
+                else:
+                    gl_real, gl_imag = g * u + h * v, h * u - g * v
+                    gm_real, gm_imag = gc_real * i_real + gc_imag * i_imag, gc_imag * i_real - gc_real * i_imag
                 # conj(lambda) G_lambda serves dzeta = k conj(lambda) G_lambda - conj(c / zeta) G_c and dk
                 ml_real, ml_imag = keep * gl_real + turned * gl_imag, keep * gl_imag - turned * gl_real
                 d_real, d_imag = c_real * i_real - c_imag * i_imag, c_real * i_imag + c_imag * i_real
                 z_real = k * ml_real - (d_real * gc_real + d_imag * gc_imag)
                 z_imag = k * ml_imag - (d_real * gc_imag - d_imag * gc_real)
                 slope_k = real * ml_real + imag * ml_imag
+                of_step = slope_k * dt
+                if unit is not None:
+                    keep_in = less_in + one
+                    mm_real, mm_imag = keep_in * gm_real + turned_in * gm_imag, keep_in * gm_imag - turned_in * gm_real
+                    z_real += step[n] * mm_real
+                    z_imag += step[n] * mm_imag
+                    of_step += real * mm_real + imag * mm_imag
                 of_rate = (drive * back + across * aside if coupled else zero) - z_real
                 of_tau = -rate * rate * of_rate
                 of_s = of_tau * tau[n] * adapt[n] * (one - phi * phi)
                 out_z[n] = of_s
                 now[8 * n + 0] = -z_real
                 now[8 * n + 1] = z_imag
-                now[8 * n + 2] = slope_k * dt
+                now[8 * n + 2] = of_step
                 now[8 * n + 3] = of_tau * (one + adapt[n] * phi)
                 now[8 * n + 4] = of_tau * tau[n] * phi
                 now[8 * n + 5] = of_s * u

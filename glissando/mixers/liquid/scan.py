@@ -7,7 +7,12 @@ and k = step * dt, the time that passes in a mode's own units:
 
     x_t = exp(k zeta) x_{t-1} + expm1(k zeta) / zeta b_t
 
-exact for any k >= 0; k = 0 leaves x alone. If `coupled`, b / tau takes the place of b, as in a liquid time-constant
+exact for any k >= 0; k = 0 leaves x alone. An `impulse` ages the state over dt and then adds what b adds at dt = 1,
+whatever dt is:
+
+    x_t = exp(k zeta) x_{t-1} + expm1(step zeta) / zeta b_t
+
+If `coupled`, b / tau takes the place of b, as in a liquid time-constant
 cell (Hasani et al. 2021, arXiv 2006.04439): where tau is short, a mode forgets and takes what comes; where it is long,
 it keeps what it has and takes little. l: Gu et al. 2022 (S4D), arXiv 2206.11893.
 
@@ -16,6 +21,7 @@ Backward, with G the gradient at x_t (dL = Re(conj(G) dx)), lambda = exp(k zeta)
     G_c = G conj(b),    G_lambda = G conj(x_{t-1}) + G_c / conj(zeta),
     dzeta = conj(k lambda) G_lambda - conj(c / zeta) G_c
 
+(of an impulse, G_c / conj(zeta) belongs to mu = exp(step zeta): it is G_mu, and dzeta gets conj(step mu) G_mu for it)
 and from there to tau, tanh and its argument, whose share of dx_{t-1} joins conj(lambda) G: one reversed pass over time.
 """
 
@@ -62,6 +68,7 @@ def liquid(
     coupled: bool = False,
     backend: Backend = "auto",
     packed: Packed | None = None,
+    impulse: bool = False,
 ) -> Tensor:
     """x_t for t = 1..T, from x0 -> x (B, T, N, 2).
 
@@ -69,6 +76,7 @@ def liquid(
     z   (B, T, N): what the input adds to the time constant's pre-activation
     x0  (B, N, 2);  dt  (B, T) >= 0, 1 if None
     packed  `pack(modes)` from before, for `numba` without gradients and dt
+    impulse whether b is taken as an impulse, and not held over dt; without dt both are the same
 
     backend  `auto`       `numba` on a CPU; on CUDA `triton`, where it is installed and tau depends on the state; where
                           tau depends on the input alone and no kernel serves, one linear scan; elsewhere `reference`,
@@ -81,27 +89,28 @@ def liquid(
     backend that cannot run here.
     """
     _check(b, z, modes, x0, dt)
+    impulse = impulse and dt is not None
     backend = resolved(backend)
     if backend not in get_args(Backend):
         raise unknown_name("liquid backend", backend, sorted(get_args(Backend)))
     if exporting():
-        return _loop(b, z, modes, x0, dt, coupled)
+        return _loop(b, z, modes, x0, dt, coupled, impulse)
     form = _kernel(backend, b, modes)
     if form is not None and torch.compiler.is_compiling():
-        return _operation(b, z, x0, dt, *modes, coupled, form)
+        return _operation(b, z, x0, dt, *modes, coupled, impulse, form)
     if form is not None and torch.is_grad_enabled():
-        return _Liquid.apply(b, z, x0, pack(modes, dt, form), coupled, dt, *modes)
+        return _Liquid.apply(b, z, x0, pack(modes, dt, form, impulse), coupled, dt, *modes)
     if form is not None:
         reused = packed if form == "numba" and dt is None else None
-        return _run(b, z, x0, reused or pack(modes, dt, form), coupled)
+        return _run(b, z, x0, reused or pack(modes, dt, form, impulse), coupled)
     time = b.new_ones(1, 1).expand(b.shape[:2]) if dt is None else dt
     pairs = b if b.ndim == 4 else torch.stack([b, torch.zeros_like(b)], -1)
     if backend == "auto" and modes.state is None:
-        return _linear(pairs, z, time.to(b.dtype), modes, x0, coupled)
+        return _linear(pairs, z, time.to(b.dtype), modes, x0, coupled, impulse)
     if backend == "auto" and not torch.compiler.is_compiling():
         _warn_of_the_loop(b.device.type)
     weights = tuple(w for w in modes if w is not None)
-    return _sequential(_step(coupled), x0, (pairs, z, time.to(b.dtype)), weights)
+    return _sequential(_step(coupled, impulse), x0, (pairs, z, time.to(b.dtype)), weights)
 
 
 @functools.cache
@@ -134,9 +143,9 @@ def _kernel(backend: str, b: Tensor, modes: Modes) -> Form | None:
     return "numba" if use_numba("liquid", backend, b) else None
 
 
-def _loop(b: Tensor, z: Tensor, modes: Modes, x0: Tensor, dt: Tensor | None, coupled: bool) -> Tensor:
+def _loop(b: Tensor, z: Tensor, modes: Modes, x0: Tensor, dt: Tensor | None, coupled: bool, impulse: bool) -> Tensor:
     """The definition as one operation of a graph, for any length."""
-    run, time = _step(coupled), b.new_ones(1) if dt is None else dt.to(b.dtype)
+    run, time = _step(coupled, impulse), b.new_ones(1) if dt is None else dt.to(b.dtype)
     weights = tuple(w for w in modes if w is not None)
 
     def step(carry: tuple[Tensor, ...], now: tuple[Tensor, ...]) -> tuple[tuple[Tensor, ...], Tensor]:
@@ -187,24 +196,31 @@ def _check(b: Tensor, z: Tensor, modes: Modes, x0: Tensor, dt: Tensor | None) ->
             require_time(dt)
 
 
-def _rates(z: Tensor, past: Tensor, modes: Modes, time: Tensor, coupled: bool) -> tuple[Tensor, ...]:
+def _rates(
+    z: Tensor, past: Tensor, modes: Modes, time: Tensor, coupled: bool, impulse: bool
+) -> tuple[Tensor, ...]:  # fmt: skip
     """lambda and c of the module's docstring, each as real and imaginary part."""
     rate = 1 / time_constants(z, past, modes)
     k = modes.step * time.unsqueeze(-1)
     real, imag = -(modes.decay + rate), modes.turn
-    # lambda - 1 = expm1(k real) cos - (1 - cos) + i exp(k real) sin, without a difference of large numbers
-    growth, angle = torch.expm1(k * real), k * imag
-    one_less = growth * torch.cos(angle) - 2 * torch.sin(angle / 2) ** 2
-    sine = (growth + 1) * torch.sin(angle)
+    one_less, sine = grown = _grown(k * real, k * imag)
+    one_less_in, sine_in = _grown(modes.step * real, modes.step * imag) if impulse else grown
     scale = (rate if coupled else 1) / (real**2 + imag**2)
-    c_real = (one_less * real + sine * imag) * scale
-    c_imag = (sine * real - one_less * imag) * scale
+    c_real = (one_less_in * real + sine_in * imag) * scale
+    c_imag = (sine_in * real - one_less_in * imag) * scale
     return one_less + 1, sine, c_real, c_imag
 
 
-def _step(coupled: bool) -> Step:
+def _grown(exponent: Tensor, angle: Tensor) -> tuple[Tensor, Tensor]:
+    """exp(exponent + i angle) - 1 = expm1 cos - (1 - cos) + i exp sin, without a difference of large numbers."""
+    growth = torch.expm1(exponent)
+    one_less = growth * torch.cos(angle) - 2 * torch.sin(angle / 2) ** 2
+    return one_less, (growth + 1) * torch.sin(angle)
+
+
+def _step(coupled: bool, impulse: bool) -> Step:
     def step(x: Tensor, b: Tensor, z: Tensor, time: Tensor, *weights: Tensor) -> Tensor:
-        keep, turn, c_real, c_imag = _rates(z, x, Modes(*weights), time, coupled)
+        keep, turn, c_real, c_imag = _rates(z, x, Modes(*weights), time, coupled, impulse)
         (u, v), (p, q) = x.unbind(-1), b.unbind(-1)
         return torch.stack(
             [keep * u - turn * v + c_real * p - c_imag * q, turn * u + keep * v + c_imag * p + c_real * q], -1
@@ -213,9 +229,9 @@ def _step(coupled: bool) -> Step:
     return step
 
 
-def _linear(b: Tensor, z: Tensor, time: Tensor, modes: Modes, x0: Tensor, coupled: bool) -> Tensor:
+def _linear(b: Tensor, z: Tensor, time: Tensor, modes: Modes, x0: Tensor, coupled: bool, impulse: bool) -> Tensor:
     """Without dependence on the state: one scan."""
-    keep, turn, c_real, c_imag = _rates(z, b, modes, time, coupled)
+    keep, turn, c_real, c_imag = _rates(z, b, modes, time, coupled, impulse)
     entry = torch.complex(c_real, c_imag) * torch.view_as_complex(b.contiguous())
     x, _ = scan(torch.complex(keep, turn), entry, torch.view_as_complex(x0.contiguous()))
     return torch.view_as_real(x)
@@ -231,20 +247,26 @@ class Packed(NamedTuple):
     time: Any
     tables: Any
     vectors: Any
+    unit: Any = None  # for impulses: Numba's table of dt = 1; of Triton, True
 
 
 @torch.no_grad()
-def pack(modes: Modes, dt: Tensor | None = None, form: str = "numba") -> Packed:
+def pack(modes: Modes, dt: Tensor | None = None, form: str = "numba", impulse: bool = False) -> Packed:
     """The kernels' arrays of `modes` and the time steps, 1 if None."""
     time = None if dt is None else dt.to(modes.step.dtype)
     state = modes.step.new_zeros(len(modes.step), 2) if modes.state is None else modes.state
     vectors = torch.stack([*modes[:5], *state.unbind(-1)])
     if form == "triton":
-        return Packed(time, None, vectors)
+        return Packed(time, None, vectors, impulse or None)
     time = modes.step.new_ones(1, 1) if time is None else time
-    angle = time.unsqueeze(-1) * (modes.step * modes.turn)
-    tables = torch.stack([torch.sin(angle), 2 * torch.sin(angle / 2) ** 2])
-    return Packed(as_rows(time, 1), tables.detach().numpy(), as_rows(vectors, 1))
+    angle = modes.step * modes.turn
+    unit = _table(angle) if impulse else None
+    return Packed(as_rows(time, 1), _table(time.unsqueeze(-1) * angle), as_rows(vectors, 1), unit)
+
+
+def _table(angle: Tensor) -> Any:
+    """sin and 1 - cos, as an array."""
+    return torch.stack([torch.sin(angle), 2 * torch.sin(angle / 2) ** 2]).detach().numpy()
 
 
 def _given(b: Tensor, z: Tensor, x0: Tensor, packed: Packed) -> tuple[Any, ...]:
@@ -260,7 +282,7 @@ def _run(b: Tensor, z: Tensor, x0: Tensor, packed: Packed, coupled: bool, *of_gr
     if packed.tables is None:
         from glissando.mixers.liquid import triton as liquid_triton
 
-        return liquid_triton.forward(b, z, x0, packed.time, packed.vectors, coupled)
+        return liquid_triton.forward(b, z, x0, packed.time, packed.vectors, coupled, bool(packed.unit))
     from glissando.mixers.liquid.numba import forward
 
     x = b.new_empty(*z.shape, 2)
@@ -276,25 +298,25 @@ class _Liquid(torch.autograd.Function):
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
         b, z, x0, packed, ctx.coupled, dt, *vectors = inputs
-        ctx.form = "triton" if packed.tables is None else "numba"
+        ctx.form, ctx.impulse = "triton" if packed.tables is None else "numba", packed.unit is not None
         ctx.save_for_backward(output, b, z, x0, dt, *vectors)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        of_b, of_z, of_x0, of_dt, *of_modes = _backward(*ctx.saved_tensors, ctx.coupled, ctx.form, grad)
+        of_b, of_z, of_x0, of_dt, *of_modes = _backward(*ctx.saved_tensors, ctx.coupled, ctx.impulse, ctx.form, grad)
         return of_b, of_z, of_x0, None, None, of_dt, *of_modes
 
 
 def _backward(x: Tensor, b: Tensor, z: Tensor, x0: Tensor, dt: Tensor | None, *rest: Any) -> tuple[Tensor | None, ...]:
-    """The gradients of b, z, x0, dt and the modes; `rest`: the modes, `coupled`, the kernel's name, x's gradient."""
-    *vectors, coupled, form, grad = rest
-    packed = pack(Modes(*vectors), dt, form)
+    """The gradients of b, z, x0, dt and the modes; `rest`: the modes, `coupled`, `impulse`, the form, x's gradient."""
+    *vectors, coupled, impulse, form, grad = rest
+    packed = pack(Modes(*vectors), dt, form, impulse)
     if form == "triton":
         from glissando.mixers.liquid import triton as liquid_triton
 
         arrays = (x, b, z, x0, packed.time, packed.vectors)
-        grad_b, grad_z, flow, of_vectors, of_dt = liquid_triton.backward(*arrays, coupled, grad)
+        grad_b, grad_z, flow, of_vectors, of_dt = liquid_triton.backward(*arrays, coupled, impulse, grad)
         *singles, p, q = of_vectors.to(z.dtype)
         state = None if vectors[5] is None else torch.stack([p, q], -1)
         return grad_b, grad_z, flow, None if dt is None or of_dt is None else of_dt.to(dt.dtype), *singles, state
@@ -318,9 +340,9 @@ def _backward(x: Tensor, b: Tensor, z: Tensor, x0: Tensor, dt: Tensor | None, *r
 @torch.library.custom_op("glissando::liquid", mutates_args=())
 def _operation(
     b: Tensor, z: Tensor, x0: Tensor, dt: Tensor | None, decay: Tensor, turn: Tensor, step: Tensor, tau: Tensor,
-    adaptation: Tensor, state: Tensor | None, coupled: bool, form: str,
+    adaptation: Tensor, state: Tensor | None, coupled: bool, impulse: bool, form: str,
 ) -> Tensor:  # fmt: skip
-    return _run(b, z, x0, pack(Modes(decay, turn, step, tau, adaptation, state), dt, form), coupled)
+    return _run(b, z, x0, pack(Modes(decay, turn, step, tau, adaptation, state), dt, form, impulse), coupled)
 
 
 @_operation.register_fake
@@ -331,28 +353,28 @@ def _(b: Tensor, z: Tensor, *_: Any) -> Tensor:
 @torch.library.custom_op("glissando::liquid_backward", mutates_args=())
 def _operation_backward(
     x: Tensor, b: Tensor, z: Tensor, x0: Tensor, dt: Tensor | None, decay: Tensor, turn: Tensor, step: Tensor,
-    tau: Tensor, adaptation: Tensor, state: Tensor | None, coupled: bool, form: str,
+    tau: Tensor, adaptation: Tensor, state: Tensor | None, coupled: bool, impulse: bool, form: str,
     grad: Tensor,
 ) -> list[Tensor]:  # fmt: skip
-    found = _backward(x, b, z, x0, dt, decay, turn, step, tau, adaptation, state, coupled, form, grad)
+    found = _backward(x, b, z, x0, dt, decay, turn, step, tau, adaptation, state, coupled, impulse, form, grad)
     # No two results of an operation may share memory, as columns of one array do.
     return [gradient.clone(memory_format=torch.contiguous_format) for gradient in found if gradient is not None]
 
 
 @_operation_backward.register_fake
 def _(x: Tensor, *rest: Any) -> list[Tensor]:
-    return [given.new_empty(given.shape) for given in rest[:-3] if given is not None]
+    return [given.new_empty(given.shape) for given in rest[:-4] if given is not None]
 
 
 def _keep(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    *tensors, ctx.coupled, ctx.form = inputs
+    *tensors, ctx.coupled, ctx.impulse, ctx.form = inputs
     ctx.save_for_backward(output, *tensors)
     ctx.is_there = [tensor is not None for tensor in tensors]
 
 
 def _gradients(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-    found = iter(_operation_backward(*ctx.saved_tensors, ctx.coupled, ctx.form, grad))
-    return *(next(found) if is_there else None for is_there in ctx.is_there), None, None
+    found = iter(_operation_backward(*ctx.saved_tensors, ctx.coupled, ctx.impulse, ctx.form, grad))
+    return *(next(found) if is_there else None for is_there in ctx.is_there), None, None, None
 
 
 _operation.register_autograd(_gradients, setup_context=_keep)

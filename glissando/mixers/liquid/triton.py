@@ -112,7 +112,7 @@ def _given(b, z, time, row, t, lane, steps, size, dt, seen, COMPLEX: tl.constexp
 @triton.jit
 def _forward(
     b, z, x0, time, vectors, x, steps, size, COMPLEX: tl.constexpr, EVEN: tl.constexpr,
-    COUPLED: tl.constexpr, TERMS: tl.constexpr, BLOCK: tl.constexpr,
+    COUPLED: tl.constexpr, IMPULSE: tl.constexpr, TERMS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """x (B, T, N, 2) from x0 (B, N, 2)."""
     row = tl.program_id(0).to(tl.int64)  # 64 bits, as B T N may exceed 2^31
@@ -123,6 +123,7 @@ def _forward(
     dt = decay * 0.0 + 1.0
     k = step
     sine, versine = _turn(k * imag)
+    sine_in, versine_in = sine, versine
     drive, across, pre, dt = _given(b, z, time, row, 0, lane, steps, size, dt, seen, COMPLEX, EVEN)
     drive_1, across_1, pre_1, dt_1 = _given(b, z, time, row, 1, lane, steps, size, dt, seen, COMPLEX, EVEN)
     for t in range(0, steps):
@@ -137,14 +138,19 @@ def _forward(
         # lambda - 1 = expm1(k real) cos - (1 - cos) + i exp(k real) sin, without a difference of large numbers
         less = growth - versine - growth * versine
         turned = (growth + 1.0) * sine
+        keep = less + 1.0
+        kept_turn = turned
+        if IMPULSE:
+            growth = _expm1(step * real, TERMS)
+            less = growth - versine_in - growth * versine_in
+            turned = (growth + 1.0) * sine_in
         scale = 1.0 / (real * real + imag * imag)
         if COUPLED:
             scale = scale * rate
         c_real = (less * real + turned * imag) * scale
         c_imag = (turned * real - less * imag) * scale
-        keep = less + 1.0
-        new_u = keep * u - turned * v + c_real * drive - c_imag * across
-        v = turned * u + keep * v + c_imag * drive + c_real * across
+        new_u = keep * u - kept_turn * v + c_real * drive - c_imag * across
+        v = kept_turn * u + keep * v + c_imag * drive + c_real * across
         u = new_u
         _put(x, (row * steps + t) * size + lane, u, v, seen)
         drive, across, pre, dt = drive_1, across_1, pre_1, dt_1
@@ -171,7 +177,8 @@ def _past(x, x0, row, t, lane, steps, size, seen):
 @triton.jit
 def _backward(
     x, b, z, x0, time, vectors, grad, grad_b, grad_z, flow, sums, of_time, steps, size, blocks,
-    COMPLEX: tl.constexpr, EVEN: tl.constexpr, COUPLED: tl.constexpr, TERMS: tl.constexpr, BLOCK: tl.constexpr,
+    COMPLEX: tl.constexpr, EVEN: tl.constexpr, COUPLED: tl.constexpr, IMPULSE: tl.constexpr, TERMS: tl.constexpr,
+    BLOCK: tl.constexpr,
 ):  # fmt: skip
     """grad_b as b, grad_z (B, T, N), flow (B, N, 2) of x0, sums (B, 7, N) of the vectors, of_time (B, blocks, T)."""
     row = tl.program_id(0).to(tl.int64)
@@ -187,6 +194,7 @@ def _backward(
     dt = zero + 1.0
     k = step
     sine, versine = _turn(k * imag)
+    sine_in, versine_in = sine, versine
     drive, across, pre, dt = _given(b, z, time, row, last, lane, steps, size, dt, seen, COMPLEX, EVEN)
     u, v = _past(x, x0, row, last, lane, steps, size, seen)
     g_in, h_in = _pair(grad, (row * steps + last) * size + lane, seen)
@@ -205,11 +213,16 @@ def _backward(
         less = growth - versine - growth * versine
         turned = (growth + 1.0) * sine
         keep = less + 1.0
+        less_in, turned_in = less, turned
+        if IMPULSE:
+            growth_in = _expm1(step * real, TERMS)
+            less_in = growth_in - versine_in - growth_in * versine_in
+            turned_in = (growth_in + 1.0) * sine_in
         square = 1.0 / (real * real + imag * imag)
         # 1 / zeta, and c without the rate that couples it
         i_real, i_imag = real * square, -imag * square
-        c_real = less * i_real - turned * i_imag
-        c_imag = less * i_imag + turned * i_real
+        c_real = less_in * i_real - turned_in * i_imag
+        c_imag = less_in * i_imag + turned_in * i_real
         g, h = g_in + carry, h_in + carry_i
         gain = zero + 1.0
         if COUPLED:
@@ -221,16 +234,27 @@ def _backward(
             _put(grad_b, at, gain * back, gain * aside, seen)
         else:
             tl.store(grad_b + at, gain * back, mask=seen)
-        # G_c = G conj(b), then G_lambda = G conj(x) + G_c conj(1 / zeta)
+        # G_c = G conj(b), then G_lambda = G conj(x) + G_c conj(1 / zeta), or each by itself: G_mu is the latter
         gc_real, gc_imag = gain * (g * drive + h * across), gain * (h * drive - g * across)
-        gl_real = g * u + h * v + gc_real * i_real + gc_imag * i_imag
-        gl_imag = h * u - g * v + gc_imag * i_real - gc_real * i_imag
+        if IMPULSE:
+            gl_real, gl_imag = g * u + h * v, h * u - g * v
+            gm_real, gm_imag = gc_real * i_real + gc_imag * i_imag, gc_imag * i_real - gc_real * i_imag
+        else:
+            gl_real = g * u + h * v + gc_real * i_real + gc_imag * i_imag
+            gl_imag = h * u - g * v + gc_imag * i_real - gc_real * i_imag
         # conj(lambda) G_lambda serves dzeta = k conj(lambda) G_lambda - conj(c / zeta) G_c and dk
         ml_real, ml_imag = keep * gl_real + turned * gl_imag, keep * gl_imag - turned * gl_real
         d_real, d_imag = c_real * i_real - c_imag * i_imag, c_real * i_imag + c_imag * i_real
         z_real = k * ml_real - (d_real * gc_real + d_imag * gc_imag)
         z_imag = k * ml_imag - (d_real * gc_imag - d_imag * gc_real)
         slope_k = real * ml_real + imag * ml_imag
+        of_step = slope_k * dt
+        if IMPULSE:
+            keep_in = less_in + 1.0
+            mm_real, mm_imag = keep_in * gm_real + turned_in * gm_imag, keep_in * gm_imag - turned_in * gm_real
+            z_real += step * mm_real
+            z_imag += step * mm_imag
+            of_step += real * mm_real + imag * mm_imag
         of_rate = -z_real
         if COUPLED:
             of_rate = drive * back + across * aside - z_real
@@ -239,7 +263,7 @@ def _backward(
         tl.store(grad_z + at, of_s, mask=seen)
         s_0, l_0 = _add(s_0, l_0, -z_real)
         s_1, l_1 = _add(s_1, l_1, z_imag)
-        s_2, l_2 = _add(s_2, l_2, slope_k * dt)
+        s_2, l_2 = _add(s_2, l_2, of_step)
         s_3, l_3 = _add(s_3, l_3, of_tau * (1.0 + adapt * phi))
         s_4, l_4 = _add(s_4, l_4, of_tau * tau * phi)
         s_5, l_5 = _add(s_5, l_5, of_s * u)
@@ -261,19 +285,22 @@ def _backward(
     tl.store(base + 6 * size, s_6, mask=seen)
 
 
-def forward(b: Tensor, z: Tensor, x0: Tensor, time: Tensor | None, vectors: Tensor, coupled: bool) -> Tensor:
+def forward(
+    b: Tensor, z: Tensor, x0: Tensor, time: Tensor | None, vectors: Tensor, coupled: bool, impulse: bool = False
+) -> Tensor:
     """x (B, T, N, 2) for b (B, T, N) or (B, T, N, 2), z (B, T, N), x0 (B, N, 2), time (B, T), 1 if None, and vectors
     (7, N): d, w, step, tau0, a, p, q; all float32 or all float64.
 
     Raises ConfigError for tensors that are not on CUDA, unless Triton interprets.
     """
     x = z.new_empty(*z.shape, 2)
-    _launch(_forward, time, b, z, (b, z, x0, time, vectors), (x,), COUPLED=coupled)
+    _launch(_forward, time, b, z, (b, z, x0, time, vectors), (x,), COUPLED=coupled, IMPULSE=impulse)
     return x
 
 
 def backward(
-    x: Tensor, b: Tensor, z: Tensor, x0: Tensor, time: Tensor | None, vectors: Tensor, coupled: bool, grad: Tensor
+    x: Tensor, b: Tensor, z: Tensor, x0: Tensor, time: Tensor | None, vectors: Tensor, coupled: bool, impulse: bool,
+    grad: Tensor,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor | None]:  # fmt: skip
     """The gradients of b, z, x0, in float64 of the vectors (7, N), and of time."""
     batch, steps, size = z.shape
@@ -281,7 +308,8 @@ def backward(
     of_b, of_z, of_x0 = (y.new_empty(y.shape) for y in (b, z, x0))
     sums, of_time = z.new_empty(batch, 7, size), z.new_empty((1,) if time is None else (batch, blocks, steps))
     given = (x, b, z, x0, time, vectors, grad)
-    _launch(_backward, time, b, z, given, (of_b, of_z, of_x0, sums, of_time), COUPLED=coupled, blocks=blocks)
+    results = (of_b, of_z, of_x0, sums, of_time)
+    _launch(_backward, time, b, z, given, results, COUPLED=coupled, IMPULSE=impulse, blocks=blocks)
     return of_b, of_z, of_x0, sums.sum(0, dtype=torch.float64), None if time is None else of_time.sum(1)
 
 
