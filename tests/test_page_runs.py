@@ -86,6 +86,15 @@ def runs(tmp_path_factory) -> Path:
     for file in ("steer", "grow"):
         path = place / "examples" / f"{file}.yaml"
         path.write_text(yaml.safe_dump(small_stages(yaml.safe_load(path.read_text()))))
+    (place / "data").mkdir()
+    for name, head, row in (
+        ("weather", "origin,time_hour,temp,wind_speed,wind_gust,pressure", "{0},{1:.0f},{2},{2},{2},"),
+        ("nafld_labs", "id,days,test,value", "{0},{1:.0f},hdl,{2}"),
+    ):
+        rows = [row.format(one, 1e9 + 3600 * t, (3 * one + t) % 7) for one in range(8) for t in range(40)]
+        (place / "data" / f"{name}.csv").write_text("\n".join([head, *rows]) + "\n")
+    people = [f"{one},{40 + one},{one % 2}" for one in range(8)]
+    (place / "data" / "nafld_subjects.csv").write_text("\n".join(["id,age,male", *people]) + "\n")
     tiny = {"model": {"hidden_size": 16, "depth": {"layers": 1}}, "training": {"steps": 4}}
     book = {"data": {"kind": "text", "path": "book.txt", "seq_len": 64, "batch_size": 2}}
     (place / "book.yaml").write_text(yaml.safe_dump({"preset": "transformer-nano", **tiny, **book}))
