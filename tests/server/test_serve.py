@@ -7,7 +7,6 @@ import re
 import signal
 import subprocess
 import sys
-import time
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
@@ -229,9 +228,9 @@ def test_the_verb_serves_and_stops(tmp_path, capsys):
             link.sendall(head(len(body)) + body)
             assert link.recv(4096).startswith(b"HTTP/1.1 200")
             process.send_signal(signal.SIGINT)
-            began, ends = time.monotonic(), [b"".join(iter(partial(each.recv, 4096), b"")) for each in (link, other)]
-            process.wait(30)
-        assert time.monotonic() - began < 4  # it waits for no text to end
+            ends = [b"".join(iter(partial(each.recv, 4096), b"")) for each in (link, other)]
+            process.wait(120)
+        # Both texts were cut short: one that had come to its end would be a whole answer, with no error.
         assert b'data: {"error":{"message":"the server is stopping' in ends[0]
         assert ends[1].startswith(b"HTTP/1.1 503")
         error = process.stderr.read() if process.stderr else ""
