@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import importlib
 import math
+import shutil
 import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -200,7 +202,7 @@ def test_a_kernel_is_compiled_anew_when_another_file_that_it_uses_changes(tmp_pa
     (tmp_path / "outer_kernels.py").write_text(outer)
     for scale in (2.0, 25.0):
         (tmp_path / "inner_kernels.py").write_text(inner.format(scale))
-        compiled._sources.cache_clear()
+        compiled._kernels_of.cache_clear()
         for name in ("inner_kernels", "outer_kernels"):
             monkeypatch.delitem(sys.modules, name, raising=False)
         importlib.invalidate_caches()
@@ -232,9 +234,22 @@ def compiled_in(tmp_path, monkeypatch):
 def test_compiled_kernels_are_kept_in_the_users_cache_by_version_and_not_in_the_package(tmp_path, compiled_in):
     value, package = compiled_in(tmp_path / "cache")
     assert value == 2
-    assert len([*(tmp_path / "cache" / "kernels" / glissando.__version__).rglob("one_kernel.run-*.nbi")]) == 1
+    assert len([*(tmp_path / "cache" / "kernels" / glissando.__version__).glob("one_kernel.run-*.nbc")]) == 1
     assert [path.name for path in package.rglob("*")] == ["one_kernel.py"]
     assert numba_config.CACHE_DIR == "", "other packages' kernels go where they went"
+
+
+def test_a_copy_of_the_package_elsewhere_is_not_compiled_anew(tmp_path, compiled_in, monkeypatch):
+    _, package = compiled_in(tmp_path / "cache")
+    assert not sys.modules["one_kernel"].run.stats.cache_hits
+    shutil.copytree(package, tmp_path / "copy")
+    monkeypatch.syspath_prepend(tmp_path / "copy")
+    assert compiled_in(tmp_path / "cache")[0] == 2
+    copied = sys.modules["one_kernel"]
+    assert Path(copied.__file__).parent.name == "copy"
+    assert sum(copied.run.stats.cache_hits.values()) == 1
+    assert copied.run(3) == 6, "another signature"
+    assert len([*(tmp_path / "cache" / "kernels" / glissando.__version__).glob("one_kernel.run-*.nbc")]) == 2
 
 
 def test_a_cache_that_cannot_be_written_is_reported_and_is_no_obstacle(tmp_path, compiled_in):

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
+import pickle
+import time
 import warnings
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -14,10 +17,13 @@ from itertools import pairwise
 from pathlib import Path
 from tempfile import TemporaryFile
 from typing import Any
+from uuid import uuid4
 
+import numba
 import numpy as np
 import torch
 from numba import config, njit
+from numba.core.serialize import dumps
 from torch import Tensor
 
 from glissando.cache_directory import cache_dir
@@ -33,6 +39,9 @@ _FAST = {"contract", "nsz", "reassoc", "arcp"}
 #: numbers take, as PyTorch's own idle threads keep spinning for a while.
 _WORK_A_THREAD = 1 << 22
 
+#: What was compiled of other sources, and not read for a month, is deleted.
+_UNUSED_SECONDS = 30 * 24 * 3600.0
+
 #: Looked for once: torch.compile cannot follow the search.
 HAS_TRITON = find_spec("triton") is not None
 
@@ -47,15 +56,12 @@ def kernel(function: Callable[..., Any]) -> Any:
     """The function compiled at its first call, and kept on disk for the next process where that is possible.
 
     It is kept under $NUMBA_CACHE_DIR, or in the user's cache directory under this version's name: never in the package.
-    Numba's cache notices a change of the function's own file alone, and would go on with old code where a constant or
-    an inner kernel of another changed: here it notices a change of any
-    file beside it, in glissando/kernels or in a mixer's folder that defines kernels.
     """
     jit: Any = partial(njit, nogil=True, fastmath=_FAST, error_model="numpy")
     named = _NUMBA.CACHE_DIR
     try:
         _NUMBA.CACHE_DIR = named or _kernel_directory()
-        compiled = jit(cache=True)(function)
+        compiled, folder = jit(cache=True)(function), Path(_NUMBA.CACHE_DIR)
     except (DataError, OSError, RuntimeError) as error:
         if isinstance(error, RuntimeError) and "cannot cache" not in str(error):
             raise
@@ -63,10 +69,44 @@ def kernel(function: Callable[..., Any]) -> Any:
         return jit()(function)
     finally:
         _NUMBA.CACHE_DIR = named
-    index = getattr(getattr(compiled, "_cache", None), "_cache_file", None)  # no such thing with NUMBA_DISABLE_JIT
-    if index is not None:
-        index._source_stamp = (*index._source_stamp, _sources(Path(function.__code__.co_filename).parent))
+    kept = getattr(compiled, "_cache", None)  # no such thing with NUMBA_DISABLE_JIT
+    if kept is not None:
+        kept._cache_file = _Compiled(folder, kept._impl.filename_base, _sources(function))
     return compiled
+
+
+class _Compiled:
+    """In the place of Numba's index: a file for each signature, named by a digest of all that it was compiled from.
+
+    Numba's own goes by the path and the time of the function's file. It would compile anew for every copy of the
+    package, and go on with old code where a constant or an inner kernel of another file changed. Two processes that
+    save at once may also take the same number for different signatures.
+    """
+
+    def __init__(self, folder: Path, name: str, sources: str) -> None:
+        self.folder, self.name = folder, name
+        self._made_by = (sources, numba.__version__, np.__version__)
+
+    def _path(self, key: object) -> Path:
+        """The key has the signature, the processor, the function's bytecode and what it closes over."""
+        digest = sha256(repr((self._made_by, key)).encode()).hexdigest()
+        return self.folder / f"{self.name}.{digest[:32]}.nbc"
+
+    def load(self, key: object) -> Any:
+        try:
+            return pickle.loads(self._path(key).read_bytes())
+        except FileNotFoundError:
+            return None
+
+    def save(self, key: object, data: object) -> None:
+        path = self._path(key)
+        temporary = path.with_name(f"{path.name}.{uuid4().hex}")
+        temporary.write_bytes(dumps(data))
+        temporary.replace(path)
+        for other in self.folder.glob(f"{self.name}.*"):
+            with contextlib.suppress(OSError):  # another process may delete it too
+                if time.time() - other.stat().st_atime > _UNUSED_SECONDS:
+                    other.unlink()
 
 
 @cache
@@ -78,16 +118,24 @@ def _kernel_directory() -> str:
     return str(folder)
 
 
+def _sources(function: Callable[..., Any]) -> str:
+    """A digest of the function's file and of those with kernels beside it, in glissando/kernels and in the mixers'
+    folders."""
+    file = Path(function.__code__.co_filename)
+    own = file.read_bytes() if file.is_file() else b""  # there are no files in an archive
+    return sha256(own + _kernels_of(file.parent)).hexdigest()
+
+
 @cache
-def _sources(folder: Path) -> str:
-    """A digest of the files in the folder, beside this one and in the mixers' folders that define kernels."""
-    digest, here = sha256(), Path(__file__)
+def _kernels_of(folder: Path) -> bytes:
+    here = Path(__file__)
     shared = {*here.parent.glob("*.py"), *here.parents[1].glob("mixers/*/numba.py")}
+    digest = sha256()
     for path in (here, *sorted({*folder.glob("*.py"), *shared})):
-        text = path.read_bytes() if path.is_file() else b""  # there are no files in an archive
-        if b"@kernel\n" in text or b"# Kernels are compiled anew" in text or path == Path(__file__):
+        text = path.read_bytes() if path.is_file() else b""
+        if b"@kernel\n" in text or b"# Kernels are compiled anew" in text or path == here:
             digest.update(text)
-    return digest.hexdigest()
+    return digest.digest()
 
 
 @cache

@@ -45,10 +45,10 @@ def test_the_kernel_is_compiled_anew_where_its_constants_change(tmp_path):
     """They stand in another file than the kernel, and a kernel on disk would go on with the old ones."""
     for module in (hashing, order):
         shutil.copy(module.__file__, tmp_path)
-    before = compiled._sources.__wrapped__(tmp_path)
+    before = compiled._kernels_of.__wrapped__(tmp_path)
     file = tmp_path / "order.py"
     file.write_text(file.read_text().replace("0x94D049BB133111EB", "0x94D049BB133111ED"))
-    assert compiled._sources.__wrapped__(tmp_path) != before
+    assert compiled._kernels_of.__wrapped__(tmp_path) != before
 
 
 def test_mistakes():
