@@ -32,6 +32,13 @@ def tiny(preset: str = "liquid-ssm-nano", **options: Any) -> LanguageModel:
 def serving(model: LanguageModel, limits: Limits | None = None, **options: Any) -> Iterator[tuple[Server, str]]:
     """The server and its address."""
     server = Server({NAME: model}, limits=limits, **options)
+    with running(server) as url:
+        yield server, url
+
+
+@contextlib.contextmanager
+def running(server: Any) -> Iterator[str]:
+    """The address of a server that runs in a thread."""
     config = server.config(port=0, log_level="error", timeout_graceful_shutdown=2)
     web = uvicorn.Server(config)
     thread = threading.Thread(target=web.run, daemon=True)
@@ -42,7 +49,7 @@ def serving(model: LanguageModel, limits: Limits | None = None, **options: Any) 
             assert thread.is_alive(), "the server does not start"
             assert time.monotonic() < deadline, "the server takes too long to start"
             time.sleep(0.01)
-        yield server, f"http://127.0.0.1:{web.servers[0].sockets[0].getsockname()[1]}"
+        yield f"http://127.0.0.1:{web.servers[0].sockets[0].getsockname()[1]}"
     finally:
         web.should_exit = True
         thread.join(20)

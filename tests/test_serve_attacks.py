@@ -302,7 +302,7 @@ def test_a_page_of_another_origin_makes_the_server_write_nothing(url, headers, s
 )
 def test_every_loopback_host_has_names_of_its_own(host, names):
     """By any other a page elsewhere may have pointed its own name here."""
-    found = verb._own_names(host)
+    found = verb.own_names(host)
     assert (found if found is None else set(found)) == names
 
 
@@ -373,7 +373,7 @@ def test_signals_end_streams(model, number):
     try:
         with pytest.MonkeyPatch.context() as patched:
             patched.setattr(verb, "print", started, raising=False)
-            verb._run(server.config(port=0), NAME, server.runner.close)
+            verb.listen(server.config(port=0), NAME, server.runner.close, verb.ABOUT)
     finally:
         signal.signal(number, before)
     thread[0].join(20)
@@ -384,10 +384,10 @@ def test_signals_end_streams(model, number):
 def test_keys_come_from_a_file(tmp_path, monkeypatch):
     file = tmp_path / "keys"
     file.write_text("one\n\n  two \n")
-    assert verb._keys(None) == []
+    assert verb.read_keys(None) == []
     monkeypatch.setenv(verb.KEY, "of the environment")
-    assert verb._keys(str(file)) == ["one", "two"]
-    assert verb._keys(None) == ["of the environment"]
+    assert verb.read_keys(str(file)) == ["one", "two"]
+    assert verb.read_keys(None) == ["of the environment"]
     file.write_text("\n")
     monkeypatch.setenv(verb.KEY, "")
     for given, message in (
@@ -396,7 +396,7 @@ def test_keys_come_from_a_file(tmp_path, monkeypatch):
         (None, f"{verb.KEY} holds no key"),
     ):
         with pytest.raises(ConfigError, match=message):
-            verb._keys(given)
+            verb.read_keys(given)
 
 
 def test_any_of_several_keys_will_do(model):

@@ -28,6 +28,7 @@ _USAGE = """glissando series train --data.path FILE --out DIR [options]
        glissando series train --resume RUN
        glissando series evaluate RUN [--file FILE] [--origins 5] [--plots DIR]
        glissando series predict RUN --file FILE --horizon 24h --out FILE
+       glissando series serve RUN [--port 8000]
        glissando series export RUN --out FILE.onnx
        glissando series example --out FILE [--process NAME] [--count N] [--seed N]"""
 #: a run's tables, which may have moved before it is resumed
@@ -42,7 +43,7 @@ _COMMON = (
     "--training.learning_rate",
 )  # fmt: skip
 #: actions whose first argument is a run
-_OF_RUN = ("evaluate", "predict", "export")
+_OF_RUN = ("evaluate", "predict", "serve", "export")
 #: action -> its plain options; the dotted ones are for training
 ACTIONS = {
     "train": ("preset", "config", "out", "resume", "threads", "import"),
@@ -50,6 +51,7 @@ ACTIONS = {
     "predict": (
         "file", "horizon", "every", "quantiles", "samples", "future", "seed", "out", "threads", "import", *_READING,
     ),
+    "serve": ("host", "port", "api_key_file", "memory", "threads", "import"),
     "export": ("out", "threads", "import"),
     "example": ("process", "out", "count", "seed"),
 }  # fmt: skip
@@ -60,7 +62,8 @@ def main(arguments: Sequence[str]) -> None:
     options = parse(_parser(), arguments)
     require_action(options, "series", ACTIONS, of_runs=_OF_RUN)
     actions = {
-        "train": _train, "evaluate": _evaluate, "predict": _predict, "export": _export, "example": _example,
+        "train": _train, "evaluate": _evaluate, "predict": _predict, "serve": _serve, "export": _export,
+        "example": _example,
     }  # fmt: skip
     actions[options.action](options)
 
@@ -71,7 +74,7 @@ def _parser() -> Parser:
 
     parser = parser_for("series", "Train a model of numbers on a CSV or Parquet file, and measure it.", EXAMPLE, _USAGE)
     parser.add_argument(
-        "action", help="train, evaluate, predict, export, or example, which writes oscillators at uneven times"
+        "action", help="train, evaluate, predict, serve, export, or example, which writes oscillators at uneven times"
     )
     parser.add_argument(
         "run", nargs="?", help="for all but train and example: run directory, or one of its checkpoints"
@@ -92,6 +95,10 @@ def _parser() -> Parser:
     parser.add_argument("--process", default="oscillators", help="for example: oscillators, or linear_gaussian")
     parser.add_argument("--count", type=whole, default=31, help="for example: number of series")
     parser.add_argument("--seed", type=whole, default=0, help="for example and for predict's paths: the seed")
+    parser.add_argument("--host", default="127.0.0.1", help="for serve: address to listen on, by default this machine")
+    parser.add_argument("--port", type=whole, default=8000, help="for serve: port; 0 chooses a free one")
+    parser.add_argument("--api_key_file", metavar="FILE", help="for serve: file of keys, one a line")
+    parser.add_argument("--memory", metavar="SIZE", default="256MiB", help="for serve: of the states of all series")
     add_threads_option(parser)
     add_import_option(parser)
     sections = {"data": SeriesData, "model": SeriesConfig, "training": TrainingConfig}
@@ -144,6 +151,29 @@ def _predict(options: Options) -> None:
     found = predict(run, panel, **asked)
     write_table(found, options.out)
     print(f"{options.out}: {counted(len(found), 'row')} of {len(panel.names):,} series")
+
+
+def _serve(options: Options) -> None:
+    """HTTP: observations in, forecasts out."""
+    from glissando.cli.serve import access, listen, missing, size_of
+    from glissando.cli.starting import without_collections
+    from glissando.series.forecast import SeriesRun
+
+    try:
+        from glissando.serving.series import SeriesServer
+    except ModuleNotFoundError as error:
+        raise missing(error) from error
+    if options.port < 0:
+        raise ConfigError(f"--port must be at least 0, got {options.port}")
+    memory = size_of(options.memory)
+    keys, hosts = access(options.host, options.api_key_file)
+    choose_threads(options, *USUAL)
+    with without_collections():
+        server = SeriesServer(
+            SeriesRun.open(options.run), Path(options.run).resolve().name, memory=memory, api_key=keys, hosts=hosts
+        )
+    about = "POST observations to /v1/observe; GET /v1/series describes them"
+    listen(server.config(host=options.host, port=options.port), server.name, server.close, about)
 
 
 def _export(options: Options) -> None:

@@ -18,6 +18,7 @@ from glissando.errors import ConfigError, GlissandoError, MissingExtraError
 
 EXAMPLE = "glissando serve runs/first --port 8000"
 KEY = "GLISSANDO_API_KEY"
+ABOUT = "page at /, completions at /v1"
 #: texts written at a time, for which the number of threads is chosen
 _ROWS = 8
 _LOOPBACK = ("127.0.0.1", "localhost", "::1")
@@ -59,7 +60,7 @@ def main(arguments: Sequence[str]) -> None:
     serve(options)
 
 
-def _keys(file: str | None) -> list[str]:
+def read_keys(file: str | None) -> list[str]:
     """The keys that are asked for; none: anyone may come. Raises ConfigError for none where some are announced."""
     try:
         text, name = os.environ.get(KEY), KEY
@@ -87,7 +88,7 @@ def _named(o: Options) -> dict[str, str]:
     return dict(zip(names, o.run, strict=True))
 
 
-def _bytes(size: str) -> int:
+def size_of(size: str) -> int:
     """Bytes of 2GiB or 800MiB. Raises ConfigError for what is no size."""
     parsed = re.fullmatch(r"(\d+(?:\.\d+)?) ?([MG])iB", size)
     if parsed is None:
@@ -95,7 +96,7 @@ def _bytes(size: str) -> int:
     return int(float(parsed[1]) * {"M": 2**20, "G": 2**30}[parsed[2]])
 
 
-def _own_names(host: str) -> list[str] | None:
+def own_names(host: str) -> list[str] | None:
     """What a server on this machine alone is called by; None where others reach it, by names that it cannot know."""
     try:
         addresses = {str(entry[4][0]) for entry in socket.getaddrinfo(host, None)}
@@ -105,11 +106,24 @@ def _own_names(host: str) -> list[str] | None:
     return [*_LOOPBACK, *addresses, host] if local else None
 
 
+def access(host: str, file: str | None) -> tuple[list[str], list[str] | None]:
+    """The keys that are asked for, and the names that requests may call the server by; a line where anyone may come."""
+    keys, hosts = read_keys(file), own_names(host)
+    if hosts is None and not keys:
+        print(f"anyone who reaches {host} can use this server: set --api_key_file, or {KEY}, to ask for a key")
+    return keys, hosts
+
+
+def missing(error: ModuleNotFoundError) -> MissingExtraError:
+    """The error for a package that serving needs."""
+    return MissingExtraError(f"serving needs {error.name}: pip install -e '.[serve]' in a checkout")
+
+
 def serve(o: Options) -> None:
     """Open the runs and listen. Raises MissingExtraError without the packages, RunError for what is no run."""
     with without_collections():
         server = _server(o)
-    _run(server.config(host=o.host, port=o.port), ", ".join(_named(o)), server.runner.close, o.open)
+    listen(server.config(host=o.host, port=o.port), ", ".join(_named(o)), server.runner.close, ABOUT, o.open)
 
 
 def _server(o: Options) -> Any:
@@ -121,16 +135,16 @@ def _server(o: Options) -> Any:
         from glissando.serving.memory import Footprint
         from glissando.serving.planning import prompts, trained_on
     except ModuleNotFoundError as error:
-        raise MissingExtraError(f"serving needs {error.name}: pip install -e '.[serve]' in a checkout") from error
+        raise missing(error) from error
     from glissando.allocator import return_freed_memory
 
-    keys, runs = _keys(o.api_key_file), _named(o)
-    memory = None if o.memory is None else _bytes(o.memory)
+    runs = _named(o)
+    keys, hosts = access(o.host, o.api_key_file)
+    memory = None if o.memory is None else size_of(o.memory)
     models = {name: open_model(o, run) for name, run in runs.items()}
     for model in models.values():
         require_step(o, model)
     choose_threads(o, _ROWS, max(model.config.hidden_size for model in models.values()))
-    hosts = _own_names(o.host)
     if memory is not None:
         for model in models.values():
             Footprint.of(model)  # what is made once for all texts is there before they are
@@ -141,8 +155,6 @@ def _server(o: Options) -> Any:
                 f"--memory {o.memory} is less than the {readable(taken)} that this process uses before any text"
             )
         memory -= taken
-    if hosts is None and not keys:
-        print(f"anyone who reaches {o.host} can use this server: set --api_key_file, or {KEY}, to ask for a key")
     return Server(
         models, trained_on={name: trained_on(run) for name, run in runs.items()},
         prompts={name: prompts(run) for name, run in runs.items()},
@@ -151,8 +163,16 @@ def _server(o: Options) -> Any:
     )  # fmt: skip
 
 
-def _run(config: Any, name: str, give_up: Callable[[], None], show: bool = False) -> None:
-    """`give_up` ends the answers in progress, so that stopping waits for no text to end; `show`: open the page."""
+def listen(config: Any, name: str, give_up: Callable[[], None], about: str, show: bool = False) -> None:
+    """Serve until Ctrl-C.
+
+    Args:
+        config: uvicorn's.
+        name: What is served.
+        give_up: Ends the answers in progress, so that stopping waits for none of them.
+        about: What is found at which path.
+        show: Whether to open the page in a browser.
+    """
     import uvicorn
 
     class Announcing(uvicorn.Server):
@@ -161,7 +181,7 @@ def _run(config: Any, name: str, give_up: Callable[[], None], show: bool = False
             if self.started:
                 host, port = self.servers[0].sockets[0].getsockname()[:2]
                 host = f"[{host}]" if ":" in host else host
-                print(f"{name} at http://{host}:{port} (page at /, completions at /v1); Ctrl-C stops", flush=True)
+                print(f"{name} at http://{host}:{port} ({about}); Ctrl-C stops", flush=True)
                 if show:
                     webbrowser.open(f"http://{host}:{port}")
 

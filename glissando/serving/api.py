@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
 import threading
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
@@ -15,27 +14,23 @@ from typing import Any, TypeVar
 import uvicorn
 from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse, Response
-from starlette.exceptions import HTTPException
 
 from glissando.machine import available_bytes
 from glissando.model import LanguageModel
 from glissando.serving.answers import Answer, ChatAnswer, as_json
 from glissando.serving.engine import Engine
 from glissando.serving.group import DisconnectedError, Group
-from glissando.serving.limits import Gate, Limits, Receive, Scope, Send, error_body
+from glissando.serving.http import Route, application, configuration, json_body, logged
+from glissando.serving.limits import Limits, Receive, Scope, Send
 from glissando.serving.planning import Served
-from glissando.serving.protocol import bounded_protocol
 from glissando.serving.runner import Runner
 from glissando.serving.schema import BadRequestError, ChatBody, CompletionBody, ControlBody, read_body
-from glissando.serving.session import BusyError, ModelFailedError, Outbox, Piece, RequestError, call_all
+from glissando.serving.session import Outbox, Piece, RequestError, call_all
 from glissando.serving.session import Request as TextRequest
 
-_log = logging.getLogger("glissando.serve")
 _Read = TypeVar("_Read")
 #: bytes of a request that are read at once in the event loop, and of an answer that are sent at once
 _SHORT, _PART = 2**12, 2**16
-#: connections; beyond, every request gets a 503 until some are closed
-MAX_CONNECTIONS = 512
 
 
 class Server:
@@ -84,16 +79,8 @@ class Server:
         self.app = self._application(keys, hosts)
 
     def config(self, **options: Any) -> uvicorn.Config:
-        """How uvicorn is to serve the application; `options` are its own, such as host and port.
-
-        It logs errors alone: warnings are about what clients send, who could fill the log with them.
-        """
-        defaults: dict[str, Any] = {
-            "http": bounded_protocol(self.limits.patience), "ws": "none", "access_log": False, "log_level": "error",
-            "server_header": False, "limit_concurrency": MAX_CONNECTIONS, "timeout_graceful_shutdown": 5,
-            "timeout_keep_alive": int(max(1, self.limits.patience)),
-        }  # fmt: skip
-        return uvicorn.Config(self.app, **defaults | options)
+        """How uvicorn is to serve the application, see `configuration`."""
+        return configuration(self.app, self.limits, **options)
 
     # ------------------------------------------------------------------ the engine's thread
 
@@ -124,31 +111,22 @@ class Server:
     def _application(self, keys: Sequence[str], hosts: Sequence[str] | None) -> FastAPI:
         from glissando.serving.playground import add_playground  # which is typed by this file
 
-        # FastAPI's own pages of documentation load scripts from elsewhere.
-        app = FastAPI(title="glissando", docs_url=None, redoc_url=None, openapi_url=None, lifespan=self._lifespan)
-        for method, path, answer in (
+        routes: list[Route] = [
             ("POST", "/v1/completions", self.completions),
             ("POST", "/v1/completions/{id}/control", self.turn),
             ("POST", "/v1/chat/completions", self.chat),
             ("GET", "/v1/models", self.models),
             ("GET", "/v1/models/{name:path}", self.model),
             ("GET", "/health", self.health),
-        ):
-            methods = ["POST"] if method == "POST" else ["GET", "HEAD"]
-            app.add_api_route(path, answer, methods=methods, response_model=None)
+        ]
+        known = "POST /v1/completions and /v1/chat/completions are"
+        app = application(routes, known, self.limits, keys, hosts, self._lifespan)
         add_playground(app, self)
-        for kind, handler in _HANDLERS.items():
-            app.add_exception_handler(kind, handler)
-        app.add_middleware(Gate, limits=self.limits, keys=keys, hosts=hosts)
         return app
 
     async def read(self, request: Request, then: Callable[[bytes], _Read]) -> _Read:
-        """`then` of the body. Raises HTTPException where the request does not say that it is JSON: a page of another
-        origin may send other types without being allowed to."""
-        kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-        if kind != "application/json":
-            raise HTTPException(415, f"the content type is {kind[:60]!r}; send JSON, as application/json")
-        body = await request.body()
+        """`then` of the body. Raises HTTPException for what is not JSON."""
+        body = await json_body(request)
         return then(body) if len(body) < _SHORT else await self._aside(then, body)
 
     async def _aside(self, work: Callable[..., _Read], *arguments: Any) -> _Read:
@@ -255,7 +233,7 @@ class Server:
                 yield _event(answer.usage(group.usage))
             yield b"data: [DONE]\n\n"
         except RequestError as error:  # the status is sent: the error goes into the stream
-            yield _event(_logged(error))
+            yield _event(logged(error))
         finally:
             del self.groups[answer.id]
 
@@ -290,34 +268,3 @@ class _Sent(Response):
             pass
         finally:
             self.group.close()
-
-
-# ---------------------------------------------------------------------- errors
-
-
-def _logged(error: RequestError) -> dict[str, Any]:
-    if isinstance(error, ModelFailedError):
-        _log.error("a text was given up", exc_info=error)
-    return error_body(str(error), error.kind, error.code, getattr(error, "param", None))
-
-
-async def _refused(request: Request, error: RequestError) -> Response:
-    headers = {"retry-after": "1"} if isinstance(error, BusyError) else None
-    return JSONResponse(_logged(error), error.http_status, headers)
-
-
-async def _unexpected(request: Request, error: Exception) -> Response:
-    """Unexpected error: a generic 500, details in the log."""
-    return JSONResponse(error_body(f"the server failed on this request: {type(error).__name__}", "server_error"), 500)
-
-
-async def _http(request: Request, error: HTTPException) -> Response:
-    messages = {
-        404: f"there is no {request.url.path} here; POST /v1/completions and /v1/chat/completions are",
-        405: f"{request.url.path} does not take {request.method}",
-    }
-    message = messages.get(error.status_code, str(error.detail))
-    return JSONResponse(error_body(message, "invalid_request_error"), error.status_code, error.headers)
-
-
-_HANDLERS: dict[type[Exception], Any] = {RequestError: _refused, HTTPException: _http, Exception: _unexpected}

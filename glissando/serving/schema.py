@@ -184,6 +184,40 @@ class LookBody(_Strict):
     control: Control | None = None
 
 
+#: times that one observation may ask about
+MOST_TIMES = 1024
+Cell = int | float | str | bool | None
+
+
+class ObserveBody(_Strict):
+    """POST /v1/observe.
+
+    series        name of the series
+    time          of the observation, as the table of the training had it; of a table without times none
+    values        by column; a channel that is left out, or null, was not observed
+    horizon       how far to forecast: 24h, a number in the unit of the times, or several; with `every` each up to it
+    quantiles     levels; by default 0.05, 0.5 and 0.95 of a model with a spread
+    future        of each known-future column its values at the times that are forecast
+    begin         true: begin the series anew; false: an error where its state is not here; by default it goes on, or
+                  begins
+    state         that of an earlier answer, which the client keeps
+    return_state  whether the answer has the state, and nothing is kept here
+    """
+
+    series: Annotated[str, Field(min_length=1, max_length=200)]
+    time: int | float | str | None = None
+    values: Annotated[dict[str, Cell], _at_most(4096)] = Field(default_factory=dict)
+    horizon: Annotated[list[int | float | str], Field(max_length=MOST_TIMES)] | int | float | str | None = None
+    every: int | float | str | None = None
+    quantiles: Annotated[list[float], Field(max_length=99)] | None = None
+    future: Annotated[
+        dict[str, Annotated[list[float], Field(max_length=MOST_TIMES, fail_fast=True)]], _at_most(4096)
+    ] = Field(default_factory=dict)
+    begin: bool | None = None
+    state: str | None = None
+    return_state: bool = False
+
+
 _Body = TypeVar("_Body", bound=_Strict)
 
 

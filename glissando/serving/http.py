@@ -1,0 +1,87 @@
+"""What every server here has: an application behind the gate, errors in OpenAI's form, and how uvicorn runs it."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import uvicorn
+from fastapi import FastAPI, Request
+from fastapi.responses import JSONResponse, Response
+from starlette.exceptions import HTTPException
+
+from glissando.serving.limits import Gate, Limits, error_body
+from glissando.serving.protocol import bounded_protocol
+from glissando.serving.session import BusyError, ModelFailedError, RequestError
+
+_log = logging.getLogger("glissando.serve")
+#: connections; beyond, every request gets a 503 until some are closed
+MAX_CONNECTIONS = 512
+#: method, path and the function that answers
+Route = tuple[str, str, Callable[..., Any]]
+
+
+def application(
+    routes: Sequence[Route], known: str, limits: Limits, keys: Sequence[str], hosts: Sequence[str] | None, lifespan: Any
+) -> FastAPI:
+    """An application that answers at `routes`, of which `known` tells who asks at another place; keys and hosts as in
+    Gate."""
+    # FastAPI's own pages of documentation load scripts from elsewhere.
+    app = FastAPI(title="glissando", docs_url=None, redoc_url=None, openapi_url=None, lifespan=lifespan)
+    for method, path, answer in routes:
+        methods = ["POST"] if method == "POST" else ["GET", "HEAD"]
+        app.add_api_route(path, answer, methods=methods, response_model=None)
+
+    async def http(request: Request, error: HTTPException) -> Response:
+        messages = {
+            404: f"there is no {request.url.path} here; {known}",
+            405: f"{request.url.path} does not take {request.method}",
+        }
+        message = messages.get(error.status_code, str(error.detail))
+        return JSONResponse(error_body(message, "invalid_request_error"), error.status_code, error.headers)
+
+    handlers: dict[type[Exception], Any] = {RequestError: _refused, HTTPException: http, Exception: _unexpected}
+    for kind, handler in handlers.items():
+        app.add_exception_handler(kind, handler)
+    app.add_middleware(Gate, limits=limits, keys=keys, hosts=hosts)
+    return app
+
+
+def configuration(app: FastAPI, limits: Limits, **options: Any) -> uvicorn.Config:
+    """How uvicorn is to serve an application; `options` are its own, such as host and port.
+
+    It logs errors alone: warnings are about what clients send, who could fill the log with them.
+    """
+    defaults: dict[str, Any] = {
+        "http": bounded_protocol(limits.patience), "ws": "none", "access_log": False, "log_level": "error",
+        "server_header": False, "limit_concurrency": MAX_CONNECTIONS, "timeout_graceful_shutdown": 5,
+        "timeout_keep_alive": int(max(1, limits.patience)),
+    }  # fmt: skip
+    return uvicorn.Config(app, **defaults | options)
+
+
+async def json_body(request: Request) -> bytes:
+    """The body. Raises HTTPException where the request does not say that it is JSON: a page of another origin may send
+    other types without being allowed to."""
+    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if kind != "application/json":
+        raise HTTPException(415, f"the content type is {kind[:60]!r}; send JSON, as application/json")
+    return await request.body()
+
+
+def logged(error: RequestError) -> dict[str, Any]:
+    """The body of an error, which is logged where the model failed."""
+    if isinstance(error, ModelFailedError):
+        _log.error("a text was given up", exc_info=error)
+    return error_body(str(error), error.kind, error.code, getattr(error, "param", None))
+
+
+async def _refused(request: Request, error: RequestError) -> Response:
+    headers = {"retry-after": "1"} if isinstance(error, BusyError) else None
+    return JSONResponse(logged(error), error.http_status, headers)
+
+
+async def _unexpected(request: Request, error: Exception) -> Response:
+    """Unexpected error: a generic 500, details in the log."""
+    return JSONResponse(error_body(f"the server failed on this request: {type(error).__name__}", "server_error"), 500)
