@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from tolerances import assert_close
 from torch import Tensor
 
-from glissando.errors import ConfigError, UnknownNameError
+from glissando.errors import ConfigError
 from glissando.mixers.tau.laplacian import (
     TokenEmbeddings,
     chain,
@@ -50,7 +50,6 @@ BUILT = {
     "zero columns": lambda: from_embeddings(draw(50, 20) * (torch.arange(20) > 3), 4),
     "huge and tiny columns": lambda: from_embeddings(draw(50, 20) * 10.0 ** torch.linspace(-300, 300, 20).double(), 4),
     "corpus": lambda: graph_of(token_embeddings_from_corpus(text(), 16, 8)),
-    "corpus svd": lambda: graph_of(token_embeddings_from_corpus(text(), 16, 8, basis="svd")),
     "normalised": lambda: normalise(weighted()),
     "projected": lambda: project(weighted(23), 7),
     "projected in pieces": lambda: project(two_pieces(), 5),
@@ -176,7 +175,6 @@ def test_counted_rows_are_repeated_rows():
         (lambda: project(chain(5), 8), "in at least 8 dimensions"),
         (lambda: normalise(torch.zeros(3, 3)), "has no edge"),
         (lambda: token_embeddings_from_corpus([[1], [2], []], 4), "no two tokens of the text co-occur"),
-        (lambda: token_embeddings_from_corpus([[1] * 50], 4, basis="svd"), "no two tokens of the text co-occur"),
         (lambda: token_embeddings_from_corpus([[1, 4]], 4), "1..4 do not fit a vocabulary of 4"),
         (lambda: token_embeddings_from_corpus(text(), 16, 13), "13 features are requested, and this text has 1..12"),
         (lambda: token_embeddings_from_corpus(text(), 50_000), "expected 1..8192"),
@@ -278,27 +276,8 @@ def test_pmi_of_a_text_is_that_of_its_definition():
     assert_close(vectors, expected[:, [0, 1, 3, 2]], tolerance=EXACT)
 
 
-def test_svd_factors_the_pmi():
-    contexts = token_embeddings_from_corpus(text(), 12).vectors
-    vectors, counts = token_embeddings_from_corpus(text(), 12, basis="svd")
-    gram, rank = vectors.T @ vectors, vectors.shape[1]
-    assert_close(gram, gram.diagonal().diag(), "columns are orthogonal", 1e-10)
-    singular = torch.linalg.svdvals(contexts)
-    assert_close(gram.diagonal(), singular[:rank], "with the singular values as squared lengths", 1e-10)
-    few = token_embeddings_from_corpus(text(), 12, 3, basis="svd").vectors
-    assert torch.equal(few, vectors[:, :3])
-    with pytest.raises(ConfigError, match="orthogonal"):
-        from_embeddings(vectors, 3)
-    assert edges_of(from_embeddings(vectors, 3, counts))[1].numel()
-
-
 def test_sequences_do_not_run_together():
     """Columns are tokens 0, 2, 1, 3, by how often they occur."""
     alike = torch.tensor([[True, False] * 2] * 2 + [[False, True] * 2] * 2)
     assert not token_embeddings_from_corpus([[0, 1, 0], [2, 3, 2]], 4).vectors[~alike].any()
     assert token_embeddings_from_corpus([[0, 1, 0, 2, 3, 2]], 4).vectors[~alike].any()
-
-
-def test_an_unknown_basis_is_offered_the_nearest():
-    with pytest.raises(UnknownNameError, match="Did you mean 'svd'"):
-        token_embeddings_from_corpus(text(), 12, basis="svds")

@@ -31,7 +31,6 @@ SOURCES: dict[str, tuple[str, ...]] = {
     "run": ("neighbors",),
     "corpus": _OF_TEXT,
     "text": _OF_TEXT,
-    "graph": ("holds",),
     "chain": (),
 }
 _DETAILS = tuple(dict.fromkeys(name for names in SOURCES.values() for name in names))
@@ -46,13 +45,9 @@ def main(arguments: Sequence[str]) -> None:
     parser.add_argument("--run", help="source: the token embedding of this run")
     parser.add_argument("--corpus", help="source: co-occurrence in a corpus that needs no file, such as stories")
     parser.add_argument("--text", help="source: co-occurrence in a text file, without its held-out end")
-    parser.add_argument(
-        "--graph", help="source: an edge list (.csv, .tsv) or a sparse matrix (.mtx, .npz) of another program"
-    )
     parser.add_argument("--chain", action="store_true", help="source: a path graph, the default of the mixer")
     parser.add_argument("--size", type=whole, help="head size to project to; for a chain, its size")
     parser.add_argument("--neighbors", type=whole, help=f"number of neighbours that each feature chooses ({NEIGHBORS})")
-    parser.add_argument("--holds", help="for --graph: adjacency or laplacian; by default determined from row sums")
     parser.add_argument("--tokens", type=whole, help=f"for a text: number of tokens to read ({TOKENS:,})")
     parser.add_argument("--vocabulary", type=whole, help="for a text: vocabulary of a BPE; by default bytes")
     parser.add_argument("--out", help="for build: the file to write")
@@ -137,16 +132,10 @@ def _graph(source: str, options: Options) -> tuple[Tensor, dict[str, str]]:
 
     if source == "chain":
         return chain(options.size), {"source": "chain"}
-    if source == "graph":
-        from .graph_files import read_graph
-
-        laplacian, holds = read_graph(Path(options.graph), options.holds)
-        about = {"source": f"graph {Path(options.graph).name}", "holds": holds, "features": str(len(laplacian))}
-    else:
-        neighbors = NEIGHBORS if options.neighbors is None else options.neighbors
-        embeddings, counts, about = _embed(source, options)
-        laplacian = from_embeddings(embeddings, neighbors, counts)
-        about |= {"features": str(len(laplacian)), "neighbors": str(neighbors)}
+    neighbors = NEIGHBORS if options.neighbors is None else options.neighbors
+    embeddings, counts, about = _embed(source, options)
+    laplacian = from_embeddings(embeddings, neighbors, counts)
+    about |= {"features": str(len(laplacian)), "neighbors": str(neighbors)}
     return normalise(laplacian if options.size is None else project(laplacian, options.size)), about
 
 

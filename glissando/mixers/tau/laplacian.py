@@ -22,17 +22,15 @@ import hashlib
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Literal, NamedTuple, get_args
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from glissando.errors import ConfigError, RunError, unknown_name
+from glissando.errors import ConfigError, RunError
 from glissando.precision import exact, without_autocast
 from glissando.storage import refuse_pickle, save_tensors
-
-Basis = Literal["contexts", "svd"]
 
 FORMAT = "glissando laplacian 1"
 MEAN_DEGREE = 2.0  # of a long chain
@@ -328,33 +326,23 @@ class TokenEmbeddings(NamedTuple):
 
 
 def token_embeddings_from_corpus(
-    sequences: Iterable[Sequence[int]], vocab_size: int, features: int | None = None, basis: Basis = "contexts"
+    sequences: Iterable[Sequence[int]], vocab_size: int, features: int | None = None
 ) -> TokenEmbeddings:
     """Tokens as vectors by the company they keep: positive pointwise mutual information (PPMI) of co-occurrence.
 
         M_uv = max(0, log (#(u, v) #(.,.) / (#(u, .) #(., v))))
 
-    #(u, v) counts v within 4 tokens of u, to either side, in the same sequence. The F features are, by `basis`,
-
-        contexts   the columns of M for the F tokens that occur most
-        svd        U_F sqrt(S_F) of M = U S V', truncated; each column with its largest entry positive
-
-    and `features` is F; None: 64, or as many as there are. The graph between them is
-    from_embeddings(vectors, neighbors, counts): over the text, not over the vocabulary, where the columns of U are
-    orthogonal and have no graph at all. `contexts` is the default because its graph is the text's own: those
-    of the two halves of 1 MB of stories, 59 byte features each, share 69 % of all their edges, with `svd` 17 % (its
-    columns matched and turned to fit; near singular values mix their vectors), by chance 9 %.
+    #(u, v) counts v within 4 tokens of u, to either side, in the same sequence. The F features are the columns of M for
+    the F tokens that occur most; `features` is F; None: 64, or as many as there are. The graph between them is
+    from_embeddings(vectors, neighbors, counts).
 
     Raises ConfigError for ids out of range, a text where nothing co-occurs, a vocabulary that no dense matrix can hold,
     and more features than the text has.
 
-    PPMI of small windows: Bullinaria and Levy 2007, Behavior Research Methods 39. U sqrt(S): Levy and Goldberg 2014,
-    Neural Word Embedding as Implicit Matrix Factorization.
+    PPMI of small windows: Bullinaria and Levy 2007, Behavior Research Methods 39.
     """
     if not 1 <= vocab_size <= MAX_VOCABULARY:
         raise ConfigError(f"the vocabulary has {vocab_size} tokens, expected 1..{MAX_VOCABULARY}; take a smaller one")
-    if basis not in get_args(Basis):
-        raise unknown_name("basis", basis, get_args(Basis))
     pairs = torch.zeros(vocab_size * vocab_size, dtype=torch.float64)
     counts = torch.zeros(vocab_size, dtype=torch.int64)
     for sequence in sequences:
@@ -363,8 +351,7 @@ def token_embeddings_from_corpus(
     pmi = _positive_pmi(one_way + one_way.T)
     if not pmi.any():
         raise ConfigError("no two tokens of the text co-occur more often than by chance; give a longer text")
-    columns = _factors(pmi) if basis == "svd" else _contexts(pmi, counts)
-    return TokenEmbeddings(_first(columns, features), counts)
+    return TokenEmbeddings(_first(_contexts(pmi, counts), features), counts)
 
 
 def _count(ids: Tensor, pairs: Tensor, counts: Tensor) -> None:
@@ -387,16 +374,6 @@ def _positive_pmi(counts: Tensor) -> Tensor:
 def _contexts(matrix: Tensor, counts: Tensor) -> Tensor:
     """The columns of tokens that occur, the most frequent first."""
     return matrix[:, counts.argsort(descending=True, stable=True)[: int(counts.count_nonzero())]]
-
-
-def _factors(matrix: Tensor) -> Tensor:
-    """U sqrt(S) (V, rank) of a symmetric matrix (V, V) = U S V'; its singular values are its eigenvalues' moduli."""
-    values, vectors = torch.linalg.eigh(matrix)
-    order = values.abs().argsort(descending=True, stable=True)
-    singular = values.abs()[order]
-    rank = int((singular > 1e-9 * singular[0]).sum())
-    leading = vectors[:, order[:rank]]
-    return leading * _signs(leading) * singular[:rank].sqrt()
 
 
 def _first(columns: Tensor, features: int | None) -> Tensor:
