@@ -103,9 +103,7 @@ def test_a_file_of_options_does_not_keep_it_either(place, capsys):
         (["--data.tokenizer.kind", "bpe"], "the run's own tokenizer encodes the text"),
         (["--file", "BOOK", "--data.path", "BOOK"], "--data.path would do nothing"),
         (["--file", "BOOK", "--data.valid_fraction", "0.9"], "--data.valid_fraction would do nothing"),
-        (["--tasks", "glissando_recall", "--file", "BOOK"], "--tasks measures tasks alone; leave out --file"),
-        (["--tasks", "glissando_recall", "--data.seq_len", "3"], "leave out --data"),
-        (["--tasks", "glissando_recall", "--prompt", "a"], "--prompt has no effect without --diagnostics"),
+        (["--prompt", "a"], "--prompt has no effect without --diagnostics"),
     ],
 )
 def test_evaluating_refuses_what_would_do_nothing(options, printed, place, capsys):

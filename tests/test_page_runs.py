@@ -137,8 +137,6 @@ def shrunk(words: list[str]) -> list[str]:
         reduced += ["--values", "[-1, 0, 1]"]
         reduced += ["--max_tokens", "8", "--cost_rows", "2"]
         reduced += [] if "--prompts" in words else ["--prompts", "2"]
-    if words[0] == "evaluate" and "--tasks" in words and "list" not in words and "--limit" not in words:
-        reduced += ["--limit", "2"]
     if words[:2] == ["series", "train"] and "--resume" not in words:
         reduced += ["--training.steps", "4"]
     return reduced

@@ -17,7 +17,6 @@ from glissando.cli.options import (
     refuse_idle,
     require_empty,
     require_own_held_out,
-    whole,
 )
 from glissando.config import from_dict, merge, to_dict
 from glissando.data.corpora import CORPORA, build_corpus
@@ -42,18 +41,11 @@ def main(arguments: Sequence[str]) -> None:
         "--diagnostics", metavar="DIR", help="directory for tables and pictures of a liquid model, token by token"
     )
     parser.add_argument("--prompt", help="the text for --diagnostics; by default the beginning of the held-out text")
-    parser.add_argument("--tasks", help="tasks of lm-eval, separated by commas, or `list`; glissando_* need no network")
-    parser.add_argument("--limit", type=whole, help="number of documents of each task")
     add_model_options(parser, "weights", "checkpoint")
     parser.add_sections(("data",), lambda: {"data": CORPORA.section()})
     options = take_checkpoint(parse(parser, arguments))
-    refuse_idle(options, {"limit": "tasks", "prompt": "diagnostics"})
-    if options.tasks is not None:
-        if others := {"file", "plots", "diagnostics"} & {*options.given} or options.sections:
-            raise ConfigError(f"--tasks measures tasks alone; leave out --{', --'.join(sorted(others))}")
-        _tasks(options)
-    else:
-        _score(options)
+    refuse_idle(options, {"prompt": "diagnostics"})
+    _score(options)
 
 
 def _score(options: Options) -> None:
@@ -134,10 +126,6 @@ def _scored(options: Options, trained: dict[str, Any]) -> Any:
     return config
 
 
-#: tokens of a request of lm-eval, for which threads are chosen
-_TASK_ROWS = 256
-
-
 def _require_same_lines(requested: dict[str, Any], trained: dict[str, Any]) -> None:
     """Raise ConfigError where other lines of the trained file would be held out than training held out."""
     same = ("batch_size", "seq_len", "valid_fraction", "valid_path")
@@ -148,28 +136,6 @@ def _require_same_lines(requested: dict[str, Any], trained: dict[str, Any]) -> N
             f"--data.{differing[0]} would score text that was trained on: which lines of {requested['path']} are held "
             "out follows from it. Leave it out, or name held-out text with --data.valid_path"
         )
-
-
-def _tasks(options: Options) -> None:
-    """The tasks of lm-eval in place of the run's own text."""
-    from glissando.evaluation.harness import run_tasks, task_names
-
-    if options.tasks == "list":
-        print("\n".join(task_names()))
-        return
-    names = [name.strip() for name in options.tasks.split(",")]
-    model = open_model(options, options.run)
-    choose_threads(options, _TASK_ROWS, model.config.hidden_size)
-    results = run_tasks(model, names, options.limit)
-    if options.json:
-        print(json.dumps(results, indent=2))
-        return
-    for task, metrics in results.items():
-        for name, value in metrics.items():
-            if name.endswith("_stderr"):
-                continue
-            error = metrics.get(f"{name}_stderr")
-            print(f"{task:24} {name:16} {value:.4f}" + ("" if error is None else f" +- {error:.4f}"))
 
 
 def _diagnostics(model: LanguageModel, corpus: Corpus, options: Options) -> None:

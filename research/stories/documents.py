@@ -1,15 +1,17 @@
-"""The documents of the bundled lm-eval tasks: `python -m research.stories.documents` writes them."""
+"""The documents of the tasks for lm-eval in examples/lm_eval: `python -m research.stories.documents` writes them."""
 
 from __future__ import annotations
 
 import json
 import random
 import re
+from pathlib import Path
 from typing import Any
 
 from glissando.data.stories import generate
-from glissando.evaluation import tasks
 
+#: where they lie
+FOLDER = Path(__file__).parents[2] / "examples" / "lm_eval"
 N_STORIES, N_ENDINGS, CHOICES = 24, 40, 4
 #: "By evening, Wara cycled home ...": the hero of a story is named in its last sentence
 _HERO = re.compile(r", ([A-Z]\w+) ")
@@ -56,4 +58,4 @@ def _lines(rows: list[dict[str, Any]]) -> str:
 
 if __name__ == "__main__":
     for file_name, written in make().items():
-        (tasks.FOLDER / file_name).write_text(written, encoding="utf-8")
+        (FOLDER / file_name).write_text(written, encoding="utf-8")
