@@ -1,0 +1,1 @@
+"""Event models against a GRU on generated and real logs: `python -m benchmarks.events.compare`."""

@@ -1,0 +1,235 @@
+"""Mixers and a GRU on the logs of tasks.yaml: `python -m benchmarks.events.compare --data DIR --out DIR [TASK ...]`.
+
+Every model has the same inputs, head, training loop, learning rate and budget in seconds of the process's own clock,
+one thread, the preset `delta-events` with its mixer replaced, and a width by which its parameters come nearest to the
+same number. One line of JSON a training goes to OUT/results.jsonl, which is read again: what is there is not trained
+anew.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import json
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from statistics import mean
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import torch
+import yaml
+
+from benchmarks.series.compare import GRU, GRUConfig
+from glissando.config import merge
+from glissando.events.example import table
+from glissando.mixers import register_mixer
+from glissando.presets import load_preset
+
+TASKS: dict[str, dict[str, Any]] = yaml.safe_load((Path(__file__).parent / "tasks.yaml").read_text())
+#: name -> options of the mixer
+MODELS: dict[str, dict[str, Any]] = {
+    "liquid": {"kind": "liquid", "input": "impulse", "steps": [0.01, 3.0]},
+    "delta": {"kind": "delta", "heads": 4, "input": "impulse", "horizons": [1.5, 100.0]},
+    "spectral": {"kind": "spectral"},
+    "attention": {"kind": "attention", "heads": 4},
+    "gru": {"kind": "gru"},
+}
+#: share that is tested on, and the seed of its choice
+_TEST, _SEED = 0.2, 1234
+
+
+# ---------------------------------------------------------------------- logs
+
+
+def rows_of(path: Path) -> tuple[list[str], list[list[str]]]:
+    with path.open(newline="") as file:
+        header, *rows = csv.reader(file)
+    return header, rows
+
+
+def write(path: Path, header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    with path.open("w", newline="") as file:
+        csv.writer(file).writerows([header, *rows])
+    return str(path)
+
+
+def logs(name: str, data: Path, out: Path) -> tuple[dict[str, Any], str, dict[str, Any]]:
+    """Options of data to train with, the table to test on, and the options that it is read by."""
+    task = TASKS[name]
+    train, test = out / f"{name}-train.csv", out / f"{name}-test.csv"
+    if "process" in task:
+        for path, count, seed in ((train, task["train"], 0), (test, task["test"], 1)):
+            if not path.exists():
+                path.write_text(table(task["process"], count, seed))
+        return {"path": str(train)}, str(test), {}
+    header, rows = rows_of(data / task["file"])
+    if "kinds" in task:
+        places = [header.index(each) for each in task["kinds"]]
+        header, rows = [*header, "kind"], [[*row, " ".join(row[at] for at in places)] for row in rows]
+    if task["cut"] == "end":
+        at = header.index(task["options"]["data"]["time"])
+        rows.sort(key=lambda row: row[at])
+        first, last = (np.datetime64(rows[place][at].rstrip("Z")) for place in (0, -1))
+        cut = str(first + (last - first) * (1 - _TEST)) + "Z"
+        write(train, header, [row for row in rows if row[at] <= cut])
+        return {"path": str(train)}, write(test, header, rows), {"start": cut}
+    group = header.index(task["options"]["data"]["group"])
+    names = np.unique([row[group] for row in rows])
+    facts, people = rows_of(data / task["static"])
+    of_facts = facts.index(task["options"]["data"]["group"])
+    names = np.unique([*names, *(row[of_facts] for row in people)])
+    chosen = set(np.random.default_rng(_SEED).permutation(names)[: round(_TEST * len(names))].tolist())
+    static = [
+        write(
+            path.with_name(path.stem + "-static.csv"), facts,
+            [row for row in people if (row[of_facts] in chosen) == held],
+        )
+        for path, held in ((train, False), (test, True))
+    ]  # fmt: skip
+    for path, held in ((train, False), (test, True)):
+        write(path, header, [row for row in rows if (row[group] in chosen) == held])
+    return {"path": str(train), "static_path": static[0]}, str(test), {"static_path": static[1]}
+
+
+# ---------------------------------------------------------------------- trainings
+
+
+def model_of(name: str, parameters: int, prepared: Any, head: dict[str, Any]) -> dict[str, Any]:
+    """The options of a model of about so many parameters for a log that is read."""
+    from glissando.events.task import build
+
+    def of_width(width: int) -> dict[str, Any]:
+        mixer = {**MODELS[name], **({"state_size": width} if name == "liquid" else {})}
+        return {
+            "hidden_size": width, "mixer": mixer, "block": {"mlp": {"hidden": width}}, "depth": {"layers": 2}, **head,
+        }  # fmt: skip
+
+    return of_width(
+        min(
+            range(8, 97, 4),
+            key=lambda width: abs(
+                build(of_width(width), prepared.encoding, prepared.scales).num_parameters() - parameters
+            ),
+        )
+    )
+
+
+def use_own_clock() -> None:
+    """Count the process's own seconds in the training loop, which other processes do not lengthen."""
+    from glissando.training import budget, loop
+
+    budget.time = loop.time = SimpleNamespace(**{**vars(time), "perf_counter": time.process_time})  # type: ignore[attr-defined]
+
+
+def trained(task: str, model: str, rate: float, seed: int, settings: argparse.Namespace) -> dict[str, Any]:
+    """Train and test one model."""
+    from glissando.events.evaluation import evaluate
+    from glissando.events.model import EventModel
+    from glissando.events.task import EventsRunConfig, events_config, prepare
+    from glissando.training.fit import train
+    from glissando.training.hook import Hook
+
+    read, test, reading = logs(task, settings.data, settings.out)
+    preset = {name: value for name, value in load_preset("delta-events", "events").items() if name != "about"}
+    budget = {"seed": seed, "seconds": settings.seconds, "optimizer": {"learning_rate": rate}}
+    base = merge(
+        EventsRunConfig, {"data": {}}, preset, TASKS[task]["options"], {"data": read}, {"training": budget}
+    )  # fmt: skip
+    prepared = prepare(events_config({**base, "model": {}}).data)
+    chosen = model_of(model, settings.parameters, prepared, TASKS[task]["options"].get("model", {}))
+    config = {**base, "model": chosen}
+    with tempfile.TemporaryDirectory() as folder:  # kernels are compiled before the clock runs
+        short = {name: value for name, value in base["training"].items() if name != "seconds"} | {"steps": 2}
+        train(events_config({**config, "training": short}), Path(folder) / "run", Hook())
+    run = settings.out / f"{task}-{model}-{rate}-{seed}"
+    train(events_config(config), run, Hook())
+    summary = json.loads((run / "summary.json").read_text())
+    score = evaluate(run, test, reading).score
+    return {
+        "task": task, "model": model, "rate": rate, "seed": seed, "seconds": settings.seconds,
+        "parameters": EventModel.load(run).num_parameters(), "steps": summary["steps"], "valid": summary["best"],
+        **score.as_dict(),
+    }  # fmt: skip
+
+
+def results(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+
+# ---------------------------------------------------------------------- table
+
+
+def line(values: list[dict[str, Any]]) -> str:
+    """The means over seeds: what is missing to the truth, or the log-likelihood, of it time and kind, and accuracy."""
+    rows = [one["figures"] for one in values]
+    if "truth" in rows[0]:
+        shown = [-mean(row["truth"]["model_minus"] for row in rows)]
+        shown += [mean(row["truth"][name] - row["model"][name] for row in rows) for name in ("time", "kind")]
+    else:
+        shown = [mean(row["model"][name] for row in rows) for name in ("log_likelihood", "time", "kind")]
+    accuracy = mean(row["model"].get("accuracy", 1.0) for row in rows)
+    return (
+        f"{values[0]['model']:12} {values[0]['parameters']:>8,} {mean(one['steps'] for one in values):>8,.0f} "
+        f"{len(values):>5} " + " ".join(f"{each:10.4f}" for each in shown) + f" {accuracy:9.1%}"
+    )
+
+
+def show(task: str, done: list[dict[str, Any]], seconds: float) -> None:
+    """The table of a task, of what is there."""
+    mine = [one for one in done if one["task"] == task and one["seconds"] == seconds]
+    if not mine:
+        return
+    what = "short of the truth" if "truth" in mine[0]["figures"] else "log-likelihood"
+    print(f"\n{task}, {seconds:g} s a model: {what}, nats an event; of it time, kind; accuracy of the kind")
+    for model in MODELS:
+        if values := [one for one in mine if one["model"] == model]:
+            print(line(values), flush=True)
+    for who, row in mine[0]["figures"].items():
+        if who not in ("model", "truth"):
+            print(
+                f"{who:12} {'':8} {'':8} {'':5} {row['log_likelihood']:10.4f} {row['time']:10.4f} {row['kind']:10.4f}"
+            )
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.events.compare", description="Compare mixers and a GRU on logs of events."
+    )
+    parser.add_argument("tasks", nargs="*", help=f"of {', '.join(TASKS)}; all by default")
+    parser.add_argument("--data", type=Path, required=True, help="folder that benchmarks.series.fetch wrote")
+    parser.add_argument("--out", type=Path, required=True, help="folder of logs, runs and results.jsonl")
+    parser.add_argument("--models", default=",".join(MODELS), help="names, with commas between")
+    parser.add_argument("--seconds", type=float, default=20.0, help="of training, a model, on the process's own clock")
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--rate", type=float, default=5e-3, help="learning rate")
+    parser.add_argument("--parameters", type=int, default=20_000)
+    parser.add_argument("--show", action="store_true", help="print the tables of what is there")
+    settings = parser.parse_args(arguments)
+    register_mixer("gru", GRUConfig)(GRU)
+    torch.set_num_threads(1)
+    settings.out.mkdir(parents=True, exist_ok=True)
+    log, tasks = settings.out / "results.jsonl", settings.tasks or list(TASKS)
+    if not settings.show:
+        use_own_clock()
+        for seed in range(settings.seeds):
+            for task in tasks:
+                for model in settings.models.split(","):
+                    key = {
+                        "task": task, "model": model, "rate": settings.rate, "seed": seed, "seconds": settings.seconds
+                    }  # fmt: skip
+                    if any(key.items() <= one.items() for one in results(log)):
+                        continue
+                    made = trained(task, model, settings.rate, seed, settings)
+                    with log.open("a") as file:
+                        file.write(json.dumps(made) + "\n")
+                    print(f"{task} seed {seed}: {line([made])}", flush=True)
+    for task in tasks:
+        show(task, results(log), settings.seconds)
+
+
+if __name__ == "__main__":
+    main()
