@@ -11,12 +11,14 @@ import torch
 
 from glissando.cli import main
 from glissando.config import from_dict, to_dict
-from glissando.errors import ConfigError, DataError, UnknownNameError
+from glissando.errors import ConfigError, DataError, NotFiniteError, UnknownNameError
 from glissando.events.batches import After, Steps, Targets, Windows, scales
+from glissando.events.forecast import predict, sample
 from glissando.events.log import parts
 from glissando.events.options import EventsData
 from glissando.events.reading import read_events
-from glissando.events.task import build, call, prepare
+from glissando.events.sample import ahead, futures, presents
+from glissando.events.task import EventRun, build, call, prepare
 
 
 def frame(text: str) -> pandas.DataFrame:
@@ -291,3 +293,92 @@ def test_train_and_evaluate(tmp_path, monkeypatch, capsys):
     assert "nats an event" in capsys.readouterr().out
     assert main(["events", "evaluate", "run", "--file", "log.csv", "--json", "--threads", "1"]) == 0
     assert main(["series", "evaluate", "run", "--threads", "1"]) != 0
+    asked = ["run", "--file", "log.csv", "--horizon", "9", "--threads", "1"]
+    assert main(["events", "predict", *asked, "--samples", "5", "--quantiles", "0.1,0.9", "--out", "p.csv"]) == 0
+    assert list(pandas.read_csv("p.csv"))[:5] == ["id", "t", "kind", "hazard", "survival"]
+    assert main(["events", "sample", *asked, "--samples", "3", "--out", "s.csv"]) == 0
+    assert set(pandas.read_csv("s.csv")["kind"]) <= {"k0", "k1", "k2"}
+    assert main(["events", "sample", *asked, "--samples", "3", "--out", "s.csv"]) != 0  # nothing is overwritten
+    assert main(["events", "predict", "run", "--file", "log.csv", "--out", "q.csv"]) != 0
+    assert "horizon is missing" in capsys.readouterr().err
+
+
+# ---------------------------------------------------------------------- what may come
+
+
+def a_run(source, **more):
+    model, prepared = model_of(source, **more)
+    data = from_dict(EventsData, {"group": "id", "time": "t", "kind": "kind", "time_unit": "d", **more}, "data")
+    return EventRun(model, prepared.encoding, data)
+
+
+@pytest.mark.parametrize("resolution", ["0", "1"])
+def test_futures_follow_what_is_known_in_closed_form(resolution):
+    source = logs(count=4, ties=0.3)
+    run = a_run(source, resolution=resolution)
+    log, n = read(source, run.encoding, end="200")[0], 2000
+    (present,) = presents(run.model, log, Steps.of(log, run.encoding, run.scales), 256)
+    times = torch.tensor([1.0, 2.0, 5.0])
+    known = ahead(run.model, present, times)
+    found = futures(run.model, present, 5.0, n, torch.Generator().manual_seed(0))
+    rows = [int(series) for series in present.series]
+    first = {}
+    for series, number, time, kind in zip(*found, strict=True):
+        first.setdefault((series, number), (time, kind))
+    for j, until in enumerate(times.tolist()):
+        for place, series in enumerate(rows):
+            came = [kind for (s, _), (time, kind) in first.items() if s == series and time <= until]
+            assert 1 - len(came) / n == pytest.approx(float(known.survival[place, j]), abs=4 / math.sqrt(4 * n))
+            # of a set, the first one is the next event
+            for kind in range(3):
+                share = float(known.first[place, j, kind])
+                assert came.count(kind) / n == pytest.approx(share, abs=4 / math.sqrt(4 * n))
+    total_first = known.first.sum(-1)
+    torch.testing.assert_close(total_first, 1 - known.survival, rtol=1e-9, atol=1e-9)
+
+
+def test_the_survival_ahead_is_that_of_the_likelihood():
+    """The probability of no event up to a later end is the difference of two log-likelihoods."""
+    source = logs(count=3)
+    run = a_run(source, resolution="0")
+    near, far = (read(source, run.encoding, end=end)[0] for end in ("180", "183"))
+    prepared = prepare(
+        from_dict(EventsData, {"group": "id", "time": "t", "kind": "kind", "resolution": "0"}, "data"), source=source
+    )._replace(scales=run.scales, encoding=run.encoding)
+    found = predict(run, near, 3.0)
+    known = found.groupby("id", sort=False)["survival"].first().to_numpy(float)
+    assert np.log(known).sum() == pytest.approx(
+        total(run.model, far, prepared) - total(run.model, near, prepared), abs=1e-9
+    )
+
+
+def test_predict_and_sample_have_the_users_names():
+    source = logs(count=3)
+    run = a_run(source)
+    log = run.read(source)
+    found = predict(run, log, "4d", "2d", samples=50, quantiles=[0.1, 0.9])
+    assert list(found) == [
+        "id", "t", "kind", "hazard", "survival", "first", "expected", "probability", "q0.1", "q0.9"
+    ]  # fmt: skip
+    assert len(found) == 3 * 2 * 3
+    assert (found["probability"] <= found["expected"]).all()
+    assert (found["q0.1"] <= found["q0.9"]).all()
+    drawn = sample(run, log, "4d", 50)
+    assert list(drawn) == ["id", "sample", "t", "kind"]
+    counts = drawn.groupby(["id", "kind"]).size() / 50
+    last = found[found["t"] == found.groupby("id")["t"].transform("last")].set_index(["id", "kind"])
+    for key, count in counts.items():
+        assert last.loc[key, "expected"] == pytest.approx(count, abs=1e-12)
+    with pytest.raises(ConfigError, match="samples"):
+        predict(run, log, "4d", quantiles=[0.5])
+
+
+def test_a_future_without_end_is_an_error():
+    source = logs(count=2)
+    run = a_run(source)
+    log = run.read(source)
+    (present,) = presents(run.model, log, Steps.of(log, run.encoding, run.scales), 256)
+    with pytest.raises(NotFiniteError, match="more than 3 events"):
+        futures(run.model, present, 3 * float(run.model.time_scale), 200, torch.Generator().manual_seed(0), most=3)
+    with pytest.raises(ConfigError, match="median gap"):
+        futures(run.model, present, 1e9, 2, torch.Generator())

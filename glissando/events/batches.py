@@ -150,6 +150,16 @@ class Steps:
             Past(*(part[0] for part in known)), After.of(log, encoding) if after is None else after,
         )  # fmt: skip
 
+    def inputs_at(self, index: Ints, real: np.ndarray) -> dict[str, Any]:
+        """What the model is called with at the steps (B, L), those that are `real`, each row of one series."""
+        at = torch.from_numpy(index)
+        found: dict[str, Any] = {name: part[at] for name, part in self.inputs.items()}
+        found |= {name: part[self.series[at[:, 0]]] for name, part in self.facts.items()}
+        found["mask"] = None if bool(real.all()) else torch.from_numpy(real)
+        if "values" in found:
+            found["past"] = self.before(at[:, 0])
+        return found
+
     def before(self, index: Tensor) -> Past:
         """What is known of the values before each of the steps."""
         previous = (index - 1).clamp_min(0)
@@ -194,7 +204,8 @@ class Windows(BatchedWindows[Batch]):
 
     @classmethod
     def of(cls, steps: Steps, kinds: int, size: int, rows: int, seed: int, warm: int) -> Windows:
-        """Of all scored steps, each window with `warm` earlier ones, as far as its series has them."""
+        """Of all scored steps, each window with `warm` earlier ones, as far as its series has them; the first one of a
+        series with as many as `size`."""
         used = steps.after.is_scored
         begins = np.flatnonzero(steps.first.numpy())
         ends = np.r_[begins[1:], len(used)]
@@ -205,7 +216,7 @@ class Windows(BatchedWindows[Batch]):
                 continue
             low, high = first + places[0], first + places[-1] + 1
             cuts = np.arange(low, high, size)
-            begin.append(np.maximum(cuts - warm, first))
+            begin.append(np.maximum(cuts - np.where(cuts == low, max(size, warm), warm), first))
             scored.append(cuts)
             end.append(np.minimum(cuts + size, high))
         if not begin:
@@ -220,12 +231,7 @@ class Windows(BatchedWindows[Batch]):
         place = begin[:, None] + np.arange(int((end - begin).max()))
         real = place < end[:, None]
         index = np.minimum(place, end[:, None] - 1)
-        at = torch.from_numpy(index)
-        inputs: dict[str, Any] = {name: part[at] for name, part in steps.inputs.items()}
-        inputs |= {name: part[steps.series[at[:, 0]]] for name, part in steps.facts.items()}
-        inputs["mask"] = None if bool(real.all()) else torch.from_numpy(real)
-        if "values" in inputs:
-            inputs["past"] = steps.before(at[:, 0])
+        inputs = steps.inputs_at(index, real)
         where = np.flatnonzero(real & (place >= scored[:, None]) & after.is_scored[index])
         chosen_steps = index.reshape(-1)[where]
         codes = steps.inputs["codes"].numpy()[chosen_steps] - FIRST

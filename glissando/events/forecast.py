@@ -1,0 +1,135 @@
+"""A run and a log -> what may come after its end, in the user's own names of groups, times and kinds."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from glissando.errors import ConfigError
+from glissando.events.batches import Steps
+from glissando.events.log import EventLog
+from glissando.events.sample import Ahead, Futures, ahead, futures, presents
+from glissando.events.task import EventRun
+from glissando.series.forecast import answer_table, horizons
+from glissando.series.panel import Clock
+
+#: usual names of the columns of kinds and times
+_KIND, _TIME = "kind", "time"
+
+
+def _clock(run: EventRun) -> Clock:
+    return Clock(run.encoding.time_form, run.encoding.unit, np.empty(0))
+
+
+def require_answerable(
+    run: EventRun, horizon: Any, every: Any = None, samples: int = 0, quantiles: Sequence[float] = ()
+) -> None:
+    """Raises ConfigError for options of `predict` that cannot be served, whatever the table."""
+    if horizon is None:
+        raise ConfigError("horizon is missing: say how far to predict, such as 30d, or a number in the times' unit")
+    horizons(_clock(run), horizon, every)
+    if samples < 0:
+        raise ConfigError(f"samples is {samples}: give the number of futures to draw, or 0 for none")
+    if quantiles and not samples:
+        raise ConfigError("quantiles are of the number of events in simulated futures: give samples too, such as 200")
+    if wrong := [level for level in quantiles if not 0 < level < 1]:
+        raise ConfigError(f"quantiles are {wrong[0]:g}: give levels between 0 and 1")
+
+
+def predict(
+    run: EventRun, log: EventLog, horizon: Any, every: Any = None, samples: int = 0, quantiles: Sequence[float] = (),
+    seed: int = 0,
+) -> Any:  # fmt: skip
+    """What may come after the end of each series' observation: a frame of pandas, a row a series, time and kind.
+
+    hazard       events of the kind in a unit of time, if none comes before
+    survival     probability that no event of any kind comes before
+    first        probability that the next event comes before, and is of the kind
+    expected     number of events of the kind up to the time; this and the following by simulated futures
+    probability  that at least one comes
+    q0.1, ...    quantiles of the number
+
+    Args:
+        run: The trained model.
+        log: As run.read reads a table.
+        horizon: How far from the end of observation, such as 30d, or a number in the unit of the times; or several.
+        every: The step between the times, up to the horizon; None: the horizon alone.
+        samples: Number of futures of each series.
+        quantiles: Levels.
+        seed: Of the futures.
+
+    Raises ConfigError for a horizon that cannot be read, NotFiniteError for futures without end.
+    """
+    require_answerable(run, horizon, every, samples, quantiles)
+    times = horizons(_clock(run), horizon, every)
+    kinds, model = run.encoding.kinds, run.model
+    shape = (len(log.names), len(times), len(kinds))
+    closed: list[tuple[np.ndarray, Ahead]] = []
+    counts = np.zeros((*shape[:2], samples, shape[2]), np.int32)
+    generator = torch.Generator().manual_seed(seed)
+    for present in presents(model, log, Steps.of(log, run.encoding, run.scales), 2 * run.data.window):
+        closed.append((present.series.numpy(), ahead(model, present, torch.from_numpy(times))))
+        if samples:
+            _count(counts, futures(model, present, float(times[-1]), samples, generator), times)
+    order = np.argsort(np.concatenate([series for series, _ in closed]))
+    hazard, survival, first = (torch.cat(part).numpy()[order] for part in zip(*(a for _, a in closed), strict=True))
+    parts = {"hazard": hazard, "survival": np.repeat(survival[..., None], len(kinds), -1), "first": first}
+    if samples:
+        parts |= {"expected": counts.mean(2), "probability": (counts > 0).mean(2)}
+        parts |= {f"q{level:g}": np.quantile(counts, level, axis=2, method="inverted_cdf") for level in quantiles}
+    series, _ = np.indices(shape[:2]).reshape(2, -1)
+    when = (log.until[:, None] + times).ravel()
+    return answer_table(
+        [
+            (run.data.group, None, np.repeat(np.array(log.names, object)[series], len(kinds))),
+            (run.data.time, _TIME, np.repeat(log.clock.written(series.tolist(), when.tolist()), len(kinds))),
+            (run.data.kind, _KIND, kinds * len(series)),
+            *((None, name, part.ravel()) for name, part in parts.items()),
+        ]
+    )  # fmt: skip
+
+
+def _count(counts: np.ndarray, found: Futures, times: np.ndarray) -> None:
+    """Add how many events of each kind a future has up to each time."""
+    begin = np.searchsorted(times * (1 + 1e-12), found.time)
+    np.add.at(counts, (found.series, begin, found.future, found.kind), 1)
+    touched = np.unique(found.series)
+    counts[touched] = np.cumsum(counts[touched], 1)
+
+
+def sample(run: EventRun, log: EventLog, horizon: Any, samples: int = 100, seed: int = 0) -> Any:
+    """Simulated futures of each series after the end of its observation: a frame of pandas, a row an event, with the
+    number of its future; one without an event up to the horizon has no row.
+
+    Args:
+        run: The trained model.
+        log: As run.read reads a table.
+        horizon: How far, such as 30d, or a number in the unit of the times.
+        samples: Number of futures of each series.
+        seed: Of the futures.
+
+    Raises as `predict`.
+    """
+    require_answerable(run, horizon, samples=samples)
+    end = float(horizons(_clock(run), horizon)[-1])
+    generator = torch.Generator().manual_seed(seed)
+    steps = Steps.of(log, run.encoding, run.scales)
+    parts = [
+        futures(run.model, present, end, samples, generator)
+        for present in presents(run.model, log, steps, 2 * run.data.window)
+    ]
+    found = Futures(*(np.concatenate(part) for part in zip(*parts, strict=True)))
+    order = np.lexsort((found.kind, found.time, found.future, found.series))
+    found = Futures(*(part[order] for part in found))
+    when = log.until[found.series] + found.time
+    return answer_table(
+        [
+            (run.data.group, None, np.array(log.names, object)[found.series]),
+            (None, "sample", found.future + 1),
+            (run.data.time, _TIME, log.clock.written(found.series.tolist(), when.tolist())),
+            (run.data.kind, _KIND, np.array(run.encoding.kinds, object)[found.kind]),
+        ]
+    )

@@ -1,0 +1,229 @@
+"""What may come after the end of a log: hazards and survival in closed form, and simulated futures.
+
+A series is read up to its last step. Nothing came from there to the end of its observation, and what follows is asked
+from that end on. A future is drawn event by event: a wait from the distribution after the last step, a kind given the
+wait, further events at the same time; each is read by the model before the next one is drawn.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from glissando.backbone import ModelState
+from glissando.errors import ConfigError, NotFiniteError
+from glissando.events.batches import Ints, Steps
+from glissando.events.heads import Params
+from glissando.events.log import FIRST, EventLog
+from glissando.events.model import EventModel
+from glissando.state import select_rows
+
+#: steps that are read, and futures that are drawn, at once; days and weeks in seconds
+_AT_ONCE, _ROWS, _PERIODS = 16384, 4096, (86400.0, 604800.0)
+#: events of a future at most: a process that excites itself without end has no more
+_MOST = 10_000
+#: probabilities between 0 and 1 at which the kinds of a first event are computed
+_NODES = 16
+
+
+class Present(NamedTuple):
+    """B series that were read up to their last steps.
+
+    series  (B,) of the log
+    h       (B, D) features after the last step
+    after   (B,) time since the last step, within which nothing came
+    phases  (B, 2) of the day and the week at the last step
+    facts   what else the model is called with, by name: (B, ...)
+    """
+
+    series: Tensor
+    state: ModelState
+    h: Tensor
+    after: Tensor
+    phases: Tensor
+    facts: dict[str, Tensor]
+
+    def rows(self, index: Tensor) -> Present:
+        return Present(
+            self.series[index], select_rows(self.state, index), self.h[index], self.after[index], self.phases[index],
+            {name: part[index] for name, part in self.facts.items()},
+        )  # fmt: skip
+
+
+@torch.no_grad()
+def presents(model: EventModel, log: EventLog, steps: Steps, window: int) -> Iterator[Present]:
+    """All series at the end of their observation, in batches of similar length; at most `window` steps are read."""
+    last = log.starts[1:] - 1
+    begin = np.maximum(log.starts[:-1], last + 1 - window)
+    order = np.argsort(last - begin, kind="stable")
+    cost = np.cumsum((last - begin + 1)[order]) // _AT_ONCE
+    device = model.time_scale.device
+    for chosen in np.split(order, np.flatnonzero(np.diff(cost)) + 1):
+        place = begin[chosen][:, None] + np.arange(int((last - begin)[chosen].max()) + 1)
+        real = place <= last[chosen][:, None]
+        inputs = steps.inputs_at(np.minimum(place, last[chosen][:, None]), real)
+        inputs = {name: _moved(part, device) for name, part in inputs.items()}
+        state = model.init_state(len(chosen))
+        if (past := inputs.pop("past", None)) is not None:
+            state = state._replace(past=type(past)(*(a.to(b) for a, b in zip(past, state.past, strict=True))))
+        h, after = model(inputs.pop("codes"), state, **inputs)
+        assert after is not None
+        rows, at = torch.arange(len(chosen), device=device), torch.from_numpy(real.sum(1) - 1).to(device)
+        yield Present(
+            torch.from_numpy(chosen), after, h[rows, at],
+            torch.from_numpy((log.until - log.times[last])[chosen]).clamp_min(0).to(device),
+            torch.from_numpy(log.phases[last[chosen]]).to(device),
+            {name: inputs[name] for name in steps.facts},
+        )  # fmt: skip
+
+
+def _moved(part: Any, device: torch.device) -> Any:
+    if isinstance(part, tuple):
+        return type(part)(*(each.to(device) for each in part))
+    return None if part is None else part.to(device)
+
+
+# ---------------------------------------------------------------------- in closed form
+
+
+class Ahead(NamedTuple):
+    """What the model knows of the next event at J times after the end of observation, float64.
+
+    hazard    (B, J, K) events of a kind in a unit of time, where none came before
+    survival  (B, J) probability that no event comes before
+    first     (B, J, K) probability that the next event comes before, and is of this kind
+    """
+
+    hazard: Tensor
+    survival: Tensor
+    first: Tensor
+
+
+@torch.no_grad()
+def ahead(model: EventModel, present: Present, horizon: Tensor) -> Ahead:
+    """At times `horizon` (J,), ascending, after the end of observation."""
+    scale = model.time_scale.double()
+    params = tuple(each.double().unsqueeze(1) for each in model.waits(present.h))
+    after = (present.after / scale).unsqueeze(1)
+    until = after + (horizon.to(after) / scale)
+    survival = (_log_survival(model, params, until) - _log_survival(model, params, after)).exp()
+    hazard = model.head.hazards(params, until) / scale
+    # the next event's kind, averaged over its time: in units of probability, where the average is over a unit interval
+    nodes, weights = np.polynomial.legendre.leggauss(_NODES)
+    share = torch.from_numpy((nodes + 1) / 2).to(after)
+    inner = tuple(each.unsqueeze(1) for each in params)
+    wait = model.head.quantile(inner, (1 - survival).unsqueeze(-1) * share, after.unsqueeze(-1))
+    kinds = model.head.log_kinds(inner, wait.clamp_min(torch.finfo(wait.dtype).tiny)).exp()
+    first = (1 - survival).unsqueeze(-1) * (kinds * torch.from_numpy(weights / 2).to(after).unsqueeze(-1)).sum(-2)
+    return Ahead(hazard, survival, first)
+
+
+def _log_survival(model: EventModel, params: Params, wait: Tensor) -> Tensor:
+    begun = wait > 0
+    return torch.where(begun, model.head.log_survival(params, torch.where(begun, wait, 1.0)), 0.0)
+
+
+# ---------------------------------------------------------------------- futures
+
+
+class Futures(NamedTuple):
+    """E events of M futures, in order of series, future and time.
+
+    series  (E,) of the log
+    future  (E,) 0 to n - 1
+    time    (E,) since the end of observation
+    kind    (E,)
+    """
+
+    series: Ints
+    future: Ints
+    time: np.ndarray
+    kind: Ints
+
+
+@torch.no_grad()
+def futures(
+    model: EventModel, present: Present, horizon: float, n: int, generator: torch.Generator, most: int = _MOST
+) -> Futures:
+    """n futures of each series up to `horizon` after the end of its observation.
+
+    Marks and values of events to come are not known: they are missing in what the model reads of them.
+
+    Raises NotFiniteError for a future of more than `most` events, ConfigError for a horizon of more median gaps.
+    """
+    if (gaps := horizon / float(model.time_scale)) > most:
+        raise ConfigError(
+            f"the horizon {horizon:g} is {gaps:,.0f} times the median gap between events: simulate up to {most:,}"
+        )
+    found: list[Futures] = []
+    rows = torch.arange(len(present.series)).repeat_interleave(n)
+    number = torch.arange(n).repeat(len(present.series))
+    for begin in range(0, len(rows), _ROWS):
+        chosen = slice(begin, begin + _ROWS)
+        found.append(_drawn(model, present.rows(rows[chosen]), number[chosen], horizon, generator, most))
+    joined = Futures(*(np.concatenate(part) for part in zip(*found, strict=True)))
+    order = np.lexsort((joined.kind, joined.time, joined.future, joined.series))
+    return Futures(*(part[order] for part in joined))
+
+
+def _drawn(
+    model: EventModel, at: Present, number: Tensor, horizon: float, generator: torch.Generator, most: int
+) -> Futures:
+    scale, resolution = model.time_scale.double(), model.config.resolution
+    time, after = torch.zeros_like(at.after), at.after
+    parts: list[tuple[Tensor, ...]] = []
+    last = torch.full((len(number),), -1, device=time.device)  # what stands at the end is complete
+    for _ in range(most):
+        wait, kind = model.head.sample(
+            model.waits(at.h), generator, after=after / scale, resolution=resolution / float(scale)
+        )
+        wait = wait * scale
+        tied = torch.zeros_like(last, dtype=torch.bool)
+        if model.tie is not None:
+            none, kinds = model.log_ties(at.h, last)
+            drawn = torch.rand(none.shape, generator=generator, dtype=torch.float64, device=none.device)
+            tied = drawn >= none.double().exp()
+            if bool(tied.any()):
+                kind[tied] = torch.multinomial(kinds[tied].exp(), 1, generator=generator)[:, 0]
+        gap = torch.where(tied, 0.0, wait)
+        time = torch.where(tied, time, time + wait - after)
+        kept = (time <= horizon).nonzero().flatten()
+        if not len(kept):
+            return _joined(parts)
+        at, number, time, kind, gap = at.rows(kept), number[kept], time[kept], kind[kept], gap[kept]
+        parts.append((at.series, number, time, kind))
+        at = _read(model, at, kind, gap)
+        after, last = torch.zeros_like(time), kind
+    raise NotFiniteError(
+        f"a simulated future has more than {most:,} events within {horizon:g}: the model's events excite others "
+        "without end, or the horizon is too long; train longer, or give a shorter horizon"
+    )
+
+
+def _read(model: EventModel, at: Present, kind: Tensor, gap: Tensor) -> Present:
+    """The model reads an event of each row."""
+    config, (rows, device) = model.config, (len(kind), kind.device)
+    periods = torch.tensor(_PERIODS, dtype=torch.float64, device=device)
+    phases = (at.phases + gap.unsqueeze(1) / periods) % 1
+    missing = torch.full((rows, 1, 1), torch.nan, device=device)
+    inputs: dict[str, Any] = {
+        "phases": phases.unsqueeze(1) if config.clock else None,
+        "marks": missing.expand(-1, -1, config.marks) if config.marks else None,
+        "values": missing.expand(-1, -1, config.values) if config.values else None,
+    }
+    if categories := len(config.mark_categories):
+        inputs["mark_codes"] = torch.zeros(rows, 1, categories, dtype=torch.int64, device=device)
+    inputs = {name: part for name, part in inputs.items() if part is not None} | at.facts
+    h, state = model((kind + FIRST).unsqueeze(1), at.state, dt=gap.unsqueeze(1), **inputs)
+    assert state is not None
+    return at._replace(state=state, h=h[:, 0], phases=phases)
+
+
+def _joined(parts: list[tuple[Tensor, ...]]) -> Futures:
+    if not parts:
+        return Futures(np.empty(0, np.int64), np.empty(0, np.int64), np.empty(0), np.empty(0, np.int64))
+    return Futures(*(torch.cat(part).cpu().numpy() for part in zip(*parts, strict=True)))
