@@ -64,10 +64,7 @@ def _parser() -> Parser:
     from glissando.training.config import TrainingConfig
 
     parser = parser_for("events", "Train a model of a log of events, and measure it.", EXAMPLE, _USAGE)
-    parser.add_argument(
-        "action",
-        help="train, evaluate, predict, sample, which simulates futures, or example, which writes events of a known process",
-    )
+    parser.add_argument("action", help="train, evaluate, predict, sample (simulated futures), or example")
     parser.add_argument(
         "run", nargs="?", help="for evaluate, predict and sample: run directory, or one of its checkpoints"
     )
