@@ -151,7 +151,7 @@ class EventModel(Backbone):
         waits = scales.pop("wait_mean"), scales.pop("wait_scale")
         for name, values in scales.items():
             buffer = self.get_buffer(name)
-            buffer.copy_(torch.as_tensor(values).expand_as(buffer))
+            buffer.copy_(torch.as_tensor(values, dtype=buffer.dtype).expand_as(buffer))
         self.head.set_scales(*waits)
 
     def init_state(

@@ -182,7 +182,7 @@ class SeriesModel(Backbone):
         """
         for name, values in scales.items():
             buffer = self.get_buffer(name)
-            buffer.copy_(torch.as_tensor(values).expand_as(buffer))
+            buffer.copy_(torch.as_tensor(values, dtype=buffer.dtype).expand_as(buffer))
         if self.config.forecast:  # a forecast channel has one scale, read and written
             self.output_mean.copy_(self.input_mean[self.config.targets])
             self.output_scale.copy_(self.input_scale[self.config.targets])
