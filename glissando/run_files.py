@@ -19,7 +19,7 @@ from glissando.untrusted import require_recorded
 
 #: under this name environment.json holds what the texts were
 TEXTS = "texts"
-_NAMES = ("path", "valid_path")
+_NAMES = ("path", "valid_path", "static_path", "values_path")
 #: of larger files the size and so much of both ends stand for the whole: hashing a terabyte takes an hour
 _WHOLE_BYTES, _END_BYTES = 1 << 30, 1 << 24
 

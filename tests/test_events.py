@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
+import signal
 
 import numpy as np
 import pandas
 import pytest
+import safetensors.torch
 import torch
 
 from glissando.cli import main
@@ -18,7 +20,7 @@ from glissando.events.log import parts
 from glissando.events.options import EventsData
 from glissando.events.reading import read_events
 from glissando.events.sample import ahead, futures, presents
-from glissando.events.task import EventRun, build, call, prepare
+from glissando.events.task import EventRun, EventsTask, build, call, prepare
 
 
 def frame(text: str) -> pandas.DataFrame:
@@ -382,3 +384,46 @@ def test_a_future_without_end_is_an_error():
         futures(run.model, present, 3 * float(run.model.time_scale), 200, torch.Generator().manual_seed(0), most=3)
     with pytest.raises(ConfigError, match="median gap"):
         futures(run.model, present, 1e9, 2, torch.Generator())
+
+
+def test_a_run_goes_on_where_its_tables_are_now(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    logs(count=20).to_csv("log.csv", index=False)
+    table(tmp_path, "id age\n" + "\n".join(f"{n} {20 + n}" for n in range(20)), "people.csv")
+    line = [
+        "events",
+        "train",
+        "--data.path",
+        "log.csv",
+        "--data.group",
+        "id",
+        "--data.time",
+        "t",
+        "--data.kind",
+        "kind",
+    ]
+    line += ["--data.static", "age", "--data.static_path", "people.csv", "--threads", "1", "--training.steps", "6"]
+    assert main([*line, "--out", "whole"]) == 0
+    taken, real = [], EventsTask.loss
+
+    def ask(*arguments, **keywords):
+        taken.append(1)
+        if len(taken) == 4:
+            signal.raise_signal(signal.SIGINT)
+        return real(*arguments, **keywords)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(EventsTask, "loss", ask)
+        assert main([*line, "--out", "cut"]) == 130
+    (tmp_path / "people.csv").rename("moved.csv")
+    capsys.readouterr()
+    assert main(["events", "train", "--resume", "cut", "--threads", "1"]) != 0
+    assert "--data.static_path" in capsys.readouterr().err
+    moved = ["--data.static_path", "moved.csv", "--threads", "1"]
+    assert main(["events", "train", "--resume", "cut", *moved]) == 0
+    one, other = (safetensors.torch.load_file(f"{run}/model.safetensors") for run in ("whole", "cut"))
+    assert all(torch.equal(one[name], other[name]) for name in one)
+    assert main(["events", "evaluate", "cut", "--threads", "1"]) == 0
+    (tmp_path / "moved.csv").write_text("id,age\n1,2\n")
+    assert main(["events", "evaluate", "cut", "--threads", "1"]) != 0
+    assert "moved.csv is not the text" in capsys.readouterr().err

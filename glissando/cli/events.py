@@ -68,7 +68,7 @@ def _parser() -> Parser:
     parser.add_argument(
         "run", nargs="?", help="for evaluate, predict and sample: run directory, or one of its checkpoints"
     )
-    parser.add_argument("--preset", help="for train: delta-events (default) or spectral-events")
+    parser.add_argument("--preset", help="for train: liquid-events (default), delta-, spectral- or attention-events")
     parser.add_argument("--config", metavar="FILE", help="for train: YAML file of options")
     parser.add_argument("--out", help="for train: run directory to create; otherwise the CSV file to write")
     parser.add_argument("--resume", metavar="RUN", help="for train: run to continue")
@@ -93,7 +93,7 @@ def _parser() -> Parser:
 def _train(options: Options) -> None:
     from glissando.events.task import EventsRunConfig
 
-    train_on_table(options, EventsRunConfig, "events", "delta-events", _TABLES)
+    train_on_table(options, EventsRunConfig, "events", "liquid-events", _TABLES)
 
 
 def _evaluate(options: Options) -> None:

@@ -11,11 +11,13 @@ import torch
 from glissando.errors import ConfigError
 from glissando.events.batches import Steps
 from glissando.events.log import EventLog
-from glissando.events.sample import Ahead, Futures, ahead, futures, presents
+from glissando.events.sample import Futures, ahead, futures, presents
 from glissando.events.task import EventRun
 from glissando.series.forecast import answer_table, horizons
 from glissando.series.panel import Clock
 
+#: numbers of events that are held at once
+_COUNTS = 20_000_000
 #: usual names of the columns of kinds and times
 _KIND, _TIME = "kind", "time"
 
@@ -67,19 +69,22 @@ def predict(
     times = horizons(_clock(run), horizon, every)
     kinds, model = run.encoding.kinds, run.model
     shape = (len(log.names), len(times), len(kinds))
-    closed: list[tuple[np.ndarray, Ahead]] = []
-    counts = np.zeros((*shape[:2], samples, shape[2]), np.int32)
+    drawn = ["expected", "probability", *(f"q{level:g}" for level in quantiles)] if samples else []
+    parts = {name: np.empty(shape) for name in ("hazard", "survival", "first", *drawn)}
     generator = torch.Generator().manual_seed(seed)
     for present in presents(model, log, Steps.of(log, run.encoding, run.scales), 2 * run.data.window):
-        closed.append((present.series.numpy(), ahead(model, present, torch.from_numpy(times))))
-        if samples:
-            _count(counts, futures(model, present, float(times[-1]), samples, generator), times)
-    order = np.argsort(np.concatenate([series for series, _ in closed]))
-    hazard, survival, first = (torch.cat(part).numpy()[order] for part in zip(*(a for _, a in closed), strict=True))
-    parts = {"hazard": hazard, "survival": np.repeat(survival[..., None], len(kinds), -1), "first": first}
-    if samples:
-        parts |= {"expected": counts.mean(2), "probability": (counts > 0).mean(2)}
-        parts |= {f"q{level:g}": np.quantile(counts, level, axis=2, method="inverted_cdf") for level in quantiles}
+        series = present.series.numpy()
+        closed = ahead(model, present, torch.from_numpy(times))
+        parts["hazard"][series], parts["first"][series] = closed.hazard.numpy(), closed.first.numpy()
+        parts["survival"][series] = closed.survival.unsqueeze(-1).numpy()
+        size = max(1, _COUNTS // (len(times) * len(kinds) * max(samples, 1)))
+        for chosen in torch.arange(len(series)).split(size) if samples else ():
+            found = futures(model, present.rows(chosen), float(times[-1]), samples, generator)
+            counts = _counts(found, series[chosen.numpy()], times, (len(chosen), *shape[1:], samples))
+            each = [counts.mean(-1), (counts > 0).mean(-1)]
+            each += [np.quantile(counts, level, axis=-1, method="inverted_cdf") for level in quantiles]
+            for name, part in zip(drawn, each, strict=True):
+                parts[name][series[chosen.numpy()]] = part
     series, _ = np.indices(shape[:2]).reshape(2, -1)
     when = (log.until[:, None] + times).ravel()
     return answer_table(
@@ -92,12 +97,13 @@ def predict(
     )  # fmt: skip
 
 
-def _count(counts: np.ndarray, found: Futures, times: np.ndarray) -> None:
-    """Add how many events of each kind a future has up to each time."""
-    begin = np.searchsorted(times * (1 + 1e-12), found.time)
-    np.add.at(counts, (found.series, begin, found.future, found.kind), 1)
-    touched = np.unique(found.series)
-    counts[touched] = np.cumsum(counts[touched], 1)
+def _counts(found: Futures, series: np.ndarray, times: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
+    """How many events each future of these series has up to each time: (series, times, kinds, futures)."""
+    counts = np.zeros(shape, np.int32)
+    order = np.argsort(series)
+    row = order[np.searchsorted(series[order], found.series)]
+    np.add.at(counts, (row, np.searchsorted(times * (1 + 1e-12), found.time), found.kind, found.future), 1)
+    return np.cumsum(counts, 1)
 
 
 def sample(run: EventRun, log: EventLog, horizon: Any, samples: int = 100, seed: int = 0) -> Any:
