@@ -742,7 +742,7 @@ def test_places_are_lines_of_the_file(tmp_path):
 def test_a_table_larger_than_the_memory_is_refused_before_it_is_read(tmp_path, monkeypatch):
     path = table(tmp_path / "t.csv", range(40))
     monkeypatch.setattr(reading_tables, "available_bytes", lambda device: 2**12)
-    monkeypatch.setattr(pandas, "read_csv", lambda *arguments, **options: pytest.fail("it was read"))
+    monkeypatch.setattr(reading_tables.csv, "reader", lambda *arguments, **options: pytest.fail("it was read"))
     with pytest.raises(DataError, match=r"t\.csv takes about .* to train on, and 4\.0 KiB of memory are free"):
         read_table(path)
 

@@ -69,18 +69,17 @@ class Column:
     @cached_property
     def missing(self) -> np.ndarray:
         """(R,) bool: cells without a value."""
-        kind = self.values.dtype.kind
-        if kind in "iuf":
-            return np.isnan(self.values) if kind == "f" else np.zeros(len(self.values), bool)
-        return self.each(_is_missing, True, bool)
+        if self.values.dtype.kind in "iuf":
+            return np.isnan(self.values)
+        return self.each(lambda value: str(value).strip() in _MISSING, True, bool)
 
     @cached_property
     def numbers(self) -> np.ndarray:
         """(R,) float64: NaN for cells that are no number."""
-        if self.values.dtype.kind in "iuf":
-            return self.values.astype(np.float64)
         import pandas
 
+        if self.values.dtype.kind in "iuf":
+            return self.values.astype(np.float64)
         codes, uniques = self._factors
         made = np.full(len(uniques) + 1, np.nan)
         made[:-1] = pandas.to_numeric(pandas.Series(uniques, dtype=object), errors="coerce")
@@ -90,13 +89,8 @@ class Column:
     @cached_property
     def is_numeric(self) -> bool:
         """Whether it holds numbers: most of its values are some, or it has no value."""
-        if self.values.dtype.kind in "iuf":
-            return True
-        if self.values.dtype.kind in "mM":
-            return False
-        numeric = ~np.isnan(self.numbers)
-        present = ~self.missing
-        return int((numeric & present).sum()) >= MOSTLY * int(present.sum())
+        numeric = ~self.missing & ~np.isnan(self.numbers)
+        return self.values.dtype.kind not in "mM" and int(numeric.sum()) >= MOSTLY * int((~self.missing).sum())
 
     def __len__(self) -> int:
         return len(self.values)
@@ -164,15 +158,37 @@ def read_table(source: Any, delimiter: str = ",", option: str = "") -> Table:
     return table
 
 
-def _require_different(source: str, names: Iterable[str]) -> None:
+def _table(source: str, names: Iterable[Any], cells: Iterable[np.ndarray], places: Any, unit: str) -> Table:
+    """Raises DataError for two columns of one name."""
+    names = [str(name).strip() for name in names]
     if twice := [name for name, count in Counter(names).items() if name and count > 1]:
         raise DataError(f"{source} names the column {twice[0]!r} more than once: rename one")
+    columns = {name: Column(values) for name, values in zip(names, cells, strict=True)}
+    return Table(source, columns, np.asarray(places, np.int64), unit)
 
 
 def _read_csv(path: Path, delimiter: str) -> Table:
-    import pandas
-
-    names, lines = _lines(path, delimiter)
+    """Every cell as its text: exact times and the user's own names of groups survive only so."""
+    rows: list[list[str]] = []
+    lines: list[int] = []
+    with path.open(encoding="utf-8-sig", newline="") as text:
+        reader = csv.reader(text, delimiter=delimiter, strict=True)
+        try:
+            names = next(reader, [])
+            for row in reader:
+                if len(row) == len(names):
+                    rows.append(row)
+                    lines.append(reader.line_num)
+                elif row:
+                    raise DataError(
+                        f"{path}, line {reader.line_num} has {counted(len(row), 'value')}, and line 1 names "
+                        f"{counted(len(names), 'column')}: correct the line, or name another --data.delimiter than "
+                        f"{delimiter!r}"
+                    )
+        except csv.Error as error:
+            raise DataError(f"{path}, line {reader.line_num}: not a CSV: {error}; correct the line") from error
+        except UnicodeDecodeError as error:
+            raise DataError(f"{path}: not a CSV in UTF-8: {error}; save it in UTF-8") from error
     if not names:
         raise DataError(f"{path} is empty: its first line must name the columns")
     if len(names) == 1 and (between := [each for each in ";\t|" if each in names[0]]):
@@ -180,42 +196,8 @@ def _read_csv(path: Path, delimiter: str) -> Table:
         raise DataError(
             f"{path}, line 1 names a single column, {names[0]!r}: give the character between the columns, {fix}"
         )
-    _require_different(str(path), names)
-    # Every cell as its text: exact times and the user's own names of groups survive only so.
-    frame = pandas.read_csv(
-        path, encoding="utf-8", sep=delimiter, header=None, skiprows=1, names=list(range(len(names))), index_col=False,
-        dtype=object, na_filter=False, low_memory=False,
-    )  # fmt: skip
-    if len(frame) != len(lines):
-        raise DataError(
-            f"{path} is read as {len(frame)} rows or as {len(lines)}, by two readers of CSV: save it anew, with quotes "
-            "around whole cells alone"
-        )
-    columns = {name: Column(frame[number].to_numpy(object)) for number, name in enumerate(names)}
-    return Table(str(path), columns, np.array(lines, dtype=np.int64), "line")
-
-
-def _lines(path: Path, delimiter: str) -> tuple[list[str], list[int]]:
-    """The names of the columns, and the line in which each row ends. Raises DataError for a row of another length."""
-    lines = []
-    with path.open(encoding="utf-8-sig", newline="") as text:
-        reader = csv.reader(text, delimiter=delimiter, strict=True)
-        try:
-            names = [name.strip() for name in next(reader, [])]
-            for row in reader:
-                if len(row) == len(names):
-                    lines.append(reader.line_num)
-                elif row:
-                    raise DataError(
-                        f"{path}, line {reader.line_num} has {counted(len(row), 'value')}, and line 1 names "
-                        f"{counted(len(names), 'column')}: "
-                        f"correct the line, or name another --data.delimiter than {delimiter!r}"
-                    )
-        except csv.Error as error:
-            raise DataError(f"{path}, line {reader.line_num}: not a CSV: {error}; correct the line") from error
-        except UnicodeDecodeError as error:
-            raise DataError(f"{path}: not a CSV in UTF-8: {error}; save it in UTF-8") from error
-    return names, lines
+    cells = [np.array(column, object) for column in zip(*rows, strict=True)] or [np.empty(0, object)] * len(names)
+    return _table(str(path), names, cells, lines, "line")
 
 
 def _read_parquet(path: Path) -> Table:
@@ -263,10 +245,8 @@ def flat(frame: Any, source: str = "frame") -> Any:
 
 def _of_frame(source: str, frame: Any) -> Table:
     frame = flat(frame, source)
-    names = [str(name).strip() for name in frame.columns]
-    _require_different(source, names)
-    columns = {name: Column(_cells(frame.iloc[:, number])) for number, name in enumerate(names)}
-    return Table(source, columns, np.arange(1, len(frame) + 1), "row")
+    cells = [_cells(frame.iloc[:, number]) for number in range(frame.shape[1])]
+    return _table(source, frame.columns, cells, np.arange(1, len(frame) + 1), "row")
 
 
 def _cells(series: Any) -> np.ndarray:
@@ -324,11 +304,6 @@ def listed(names: Sequence[str], most: int = 5) -> str:
     """Some names, and how many more there are."""
     more = f", ... ({len(names):,} in all)" if len(names) > most else ""
     return ", ".join(names[:most]) + more
-
-
-def _is_missing(value: Any) -> bool:
-    text = value if isinstance(value, str) else str(value)
-    return text in _MISSING or text.strip() in _MISSING
 
 
 _WHOLE = re.compile(r"^(-?[0-9]+)\.0+$")
