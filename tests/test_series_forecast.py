@@ -245,7 +245,8 @@ def test_rolling_origins_do_not_see_what_they_forecast(run: SeriesRun) -> None:
     assert (found.horizon > 0).all()
     assert (found.gap[~np.isnan(found.gap)] >= found.horizon[~np.isnan(found.gap)] - 1e-9).all()
     series, end = int(steps.series[at[4]]), int(at[4])
-    cut = panel.cut(np.where(np.arange(3) == series, (steps.row[end] - panel.starts[series]).item() + 1, panel.lengths))
+    known = int(steps.row[end] - panel.starts[series]) + 1
+    cut = panel.choose(np.arange(3), np.where(np.arange(3) == series, known, panel.lengths))
     short = run.steps(cut)
     last = int((short.series == series).nonzero().max())
     horizon = (steps.time[end + 1] - steps.time[end]).view(1, 1)

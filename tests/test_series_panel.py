@@ -287,7 +287,7 @@ def test_names_are_stripped(tmp_path):
 
 def test_a_static_column_that_varies_is_refused_with_its_line(tmp_path):
     path = write(tmp_path / "t.csv", "id,t,v,age\na,1,5,40\na,2,6,\na,3,7,41\nb,1,8,\n")
-    message = r"t\.csv, line 4, column 'age': 'age' is static, and 41 of id 'a' was 40 in line 2"
+    message = r"t\.csv, line 4, column 'age': the static 'age' of id 'a' is 41, and in line 2 it is 40: correct"
     with pytest.raises(DataError, match=message):
         panel_of(path, group="id", time="t", static="age")
     panel = panel_of(
@@ -311,7 +311,7 @@ def test_static_facts_and_labels_of_a_second_table(tmp_path):
     with pytest.raises(ConfigError, match=r"data\.static_path is given and data\.static names none of its columns"):
         panel_of(path, **MEASURED, static_path=str(facts))
     write(facts, "age,id\n70,b\n40,a\n41,a\n")
-    with pytest.raises(DataError, match=r"people\.csv, line 4, column 'age': 'age' is static, and 41 of id 'a' was 40"):
+    with pytest.raises(DataError, match=r"people\.csv, line 4, column 'age': the static 'age' of id 'a' is 41, and"):
         panel_of(path, **MEASURED, static="age", static_path=str(facts))
 
 
@@ -325,7 +325,7 @@ def test_labels_are_of_series_where_none_has_two(tmp_path):
     varying = write(tmp_path / "varying.csv", text.replace("b,2,8,", "b,2,8,up"))
     assert panel_of(varying, **options).labels.tolist() == [0, 0, 1, 0]
     with pytest.raises(
-        DataError, match=r"varying\.csv, line 5, column 'k': 'k' is the label of a series, and up of id 'b' "
+        DataError, match=r"varying\.csv, line 5, column 'k': 'k', the label of a series, of id 'b' is up, and "
     ):
         panel_of(varying, **options, label="series")
 

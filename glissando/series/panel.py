@@ -98,16 +98,13 @@ class Clock(NamedTuple):
         Raises ConfigError for a text that is no duration, one that is not positive, and a unit of time where steps have
         no time.
         """
-        found = re.fullmatch(rf"\s*([0-9.eE+-]+?)\s*({'|'.join(SECONDS)})?\s*", str(text))
-        try:
-            number = float(found[1]) if found else float("nan")
-        except ValueError:
-            number = float("nan")
-        if found is None or not 0 < number < float("inf"):
+        found = re.fullmatch(rf"\s*([0-9]*\.?[0-9]+(?:[eE][+-]?[0-9]+)?)\s*({'|'.join(SECONDS)})?\s*", str(text))
+        if found is None or not 0 < float(found[1]) < float("inf"):
             raise ConfigError(
                 f"{option} is {text!r}: give a number above 0, in {self.unit}, or with a unit, such as 24h; units are "
                 f"{', '.join(SECONDS)}"
             )
+        number = float(found[1])
         if self.form == "row" and (found[2] is not None or number % 1):
             raise ConfigError(
                 f"{option} is {text!r}, and the table has no column of times (data.time): give a whole number of rows"
@@ -184,30 +181,21 @@ class Panel(NamedTuple):
         """(N,) the index of the series of each step."""
         return np.repeat(np.arange(len(self.names)), self.lengths)
 
-    def choose(self, chosen: np.ndarray) -> Panel:
-        """The series with these indices, in this order."""
+    def choose(self, chosen: np.ndarray, lengths: np.ndarray | None = None) -> Panel:
+        """The series with these indices, in this order, or the first `lengths` steps of each."""
         chosen = np.asarray(chosen, np.int64)
-        ranges = [np.arange(self.starts[s], self.starts[s + 1]) for s in chosen]
-        steps = np.concatenate(ranges) if ranges else np.empty(0, np.int64)
-        return self._taken(chosen, steps, np.concatenate([[0], np.cumsum(self.lengths[chosen])]))
-
-    def cut(self, ends: np.ndarray) -> Panel:
-        """The first ends[s] (S,) steps of each series."""
-        within = np.arange(len(self.times)) - self.starts[self.series]
-        steps = np.flatnonzero(within < np.asarray(ends)[self.series])
-        return self._taken(np.arange(len(self.names)), steps, np.concatenate([[0], np.cumsum(ends)]))
-
-    def _taken(self, chosen: np.ndarray, steps: np.ndarray, starts: np.ndarray) -> Panel:
-        labels = self.labels
-        if labels is not None:
-            labels = labels[chosen if len(labels) == len(self.names) else steps]
-        return self._replace(
-            names=[self.names[s] for s in chosen], starts=starts.astype(np.int64), times=self.times[steps],
-            gaps=self.gaps[steps], values=self.values[steps], codes=self.codes[steps], future=self.future[steps],
-            static=self.static[chosen], static_codes=self.static_codes[chosen],
-            target=None if self.target is None else self.target[steps], labels=labels, rows=self.rows[steps],
-            scored=self.scored[steps], clock=self.clock._replace(origins=self.clock.origins[chosen]),
-        )  # fmt: skip
+        lengths = self.lengths[chosen] if lengths is None else np.asarray(lengths)
+        starts = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
+        steps = np.arange(starts[-1]) + np.repeat(self.starts[chosen] - starts[:-1], lengths)
+        per_series = ["static", "static_codes"]
+        per_step = ["times", "gaps", "values", "codes", "future", "rows", "scored"]
+        per_step += [] if self.target is None else ["target"]
+        if self.labels is not None:
+            (per_series if len(self.labels) == len(self.names) else per_step).append("labels")
+        taken = {name: getattr(self, name)[steps] for name in per_step}
+        taken |= {name: getattr(self, name)[chosen] for name in per_series}
+        clock = self.clock._replace(origins=self.clock.origins[chosen])
+        return self._replace(**taken, names=[self.names[s] for s in chosen], starts=starts, clock=clock)
 
 
 def parts(panel: Panel, data: SeriesData) -> tuple[Panel, Panel]:
@@ -230,10 +218,7 @@ def parts(panel: Panel, data: SeriesData) -> tuple[Panel, Panel]:
                 f"{valid.place(row)}: the class of {data.target[0]} there is among the held-out ones alone: hold "
                 "other series out with data.seed or data.valid_path, or leave it out"
             )
-    codes, static_codes = (
-        np.where(_unseen(held, trained), UNKNOWN, held)
-        for held, trained in ((valid.codes, train.codes), (valid.static_codes, train.static_codes))
-    )
+    codes, static_codes = _known(valid.codes, train.codes), _known(valid.static_codes, train.static_codes)
     lines = [*panel.report, line]
     if unseen := int((codes != valid.codes).sum() + (static_codes != valid.static_codes).sum()):
         lines.append(f"unknown where held out: {counted(unseen, 'value')} of categories that are not trained on")
@@ -241,9 +226,12 @@ def parts(panel: Panel, data: SeriesData) -> tuple[Panel, Panel]:
     return train._replace(report=lines), valid
 
 
-def _unseen(held: np.ndarray, trained: np.ndarray) -> np.ndarray:
-    columns = [~np.isin(held[:, q], trained[:, q]) & (held[:, q] > UNKNOWN) for q in range(held.shape[1])]
-    return np.stack(columns, 1) if columns else np.zeros(held.shape, bool)
+def _known(held: np.ndarray, trained: np.ndarray) -> np.ndarray:
+    """Codes (N, Q), in which those that training has not are unknown."""
+    made = held.copy()
+    for q, column in enumerate(held.T):
+        made[~np.isin(column, trained[:, q]) & (column > UNKNOWN), q] = UNKNOWN
+    return made
 
 
 def _by_series(panel: Panel, data: SeriesData) -> tuple[Panel, Panel, str]:
@@ -267,18 +255,15 @@ def _by_time(panel: Panel, data: SeriesData) -> tuple[Panel, Panel, str]:
         )
     lengths = panel.lengths
     ends = np.round(lengths * (1 - data.valid_fraction)).astype(np.int64)
-    within = np.arange(len(panel.times)) - panel.starts[panel.series]
-    scored = within >= ends[panel.series]
-    if not scored.any() or not ends.any():
+    if not (ends < lengths).any() or not ends.any():
         raise ConfigError(
             f"data.valid_fraction {data.valid_fraction} of {lengths.max()} steps cannot be held out: give longer "
             "series, or data.valid_path"
         )
-    # A series that is too short to be cut has nothing to train on before its end.
-    ends = np.where(ends == 0, lengths, ends)
-    scored &= within >= ends[panel.series]
+    ends = np.where(ends == 0, lengths, ends)  # too short to be cut: all of it is trained on
+    scored = np.arange(len(panel.times)) - panel.starts[panel.series] >= ends[panel.series]
     line = (
         f"held out: the last {100 * data.valid_fraction:g} % of the steps of each series, {int(scored.sum()):,} in all "
         "(--data.split future)"
     )
-    return panel.cut(ends), panel._replace(scored=scored), line
+    return panel.choose(np.arange(len(ends)), ends), panel._replace(scored=scored), line

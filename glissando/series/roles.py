@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
@@ -11,7 +12,7 @@ from glissando.errors import ConfigError, DataError, unknown_name
 from glissando.series import tables
 from glissando.series.options import SeriesData
 from glissando.series.panel import Encoding, Form, Task
-from glissando.series.tables import Names, Table, counted, listed
+from glissando.series.tables import Column, Names, Table, counted
 from glissando.series.times import is_compact, time_form, zones
 
 #: a column of texts that is read without being named has at most this many categories, unless they repeat
@@ -22,6 +23,7 @@ class Roles(NamedTuple):
     """What a table's columns are for, beside the encoding.
 
     facts     the second table; None without data.static_path
+    homes     column -> the table that has it: the second one before the first
     target    columns to predict; none of a forecast, or of a table without them
     channels  of a long table: the channel of each row
     encoding  without the categories and classes, which are counted later
@@ -29,10 +31,14 @@ class Roles(NamedTuple):
     """
 
     facts: Table | None
+    homes: dict[str, Table]
     target: list[str]
     channels: Names | None
     encoding: Encoding
     report: list[str]
+
+    def column(self, name: str) -> Column:
+        return self.homes[name].columns[name]
 
 
 #: an option -> one that it needs
@@ -48,28 +54,31 @@ def roles(data: SeriesData, table: Table, encoding: Encoding | None) -> Roles:
     facts = (
         None if data.static_path is None else tables.read_table(data.static_path, data.delimiter, "data.static_path")
     )
-    report: list[str] = []
     for option in ("group", "time", "channel", "value"):
-        if (name := getattr(data, option)) is not None:
-            _require(table, None, [name], f"data.{option}")
+        _require(table.source, table.columns, [name for name in [getattr(data, option)] if name is not None], option)
+    homes, where = dict.fromkeys(table.columns, table), table.source
     if facts is not None:
-        _require(facts, None, [str(data.group)], "data.group")
+        _require(facts.source, facts.columns, [str(data.group)], "group")
+        homes, where = homes | dict.fromkeys(facts.columns, facts), f"{where} or {facts.source}"
+    report: list[str] = []
     form, unit = _clock(data, table, encoding, report)
     channels = None if data.channel is None else tables.names(table, data.channel, "channel")
+    found = Roles(facts, homes, data.target, channels, encoding or Encoding(time_form=form, unit=unit), report)
     if encoding is not None:
-        return _of_run(data, table, facts, channels, encoding, form, report)
-    task = _task(data, table, facts, channels)
+        return _of_run(found, table, where)
+    _require(where, homes, data.static, "static")
+    _require(table.source, table.columns, data.future, "future")
+    if channels is None or not data.target or data.target[0] not in channels.names:
+        _require(where, homes, data.target, "target")
+    return _of_table(data, table, found)
+
+
+def _of_table(data: SeriesData, table: Table, found: Roles) -> Roles:
+    """The roles that the options and the values give."""
+    task = _task(data, found)
     target = data.target if task != "forecast" else []
-    _require(table, facts, data.static, "data.static")
-    _require(table, facts, target, "data.target")
-    _require(table, None, data.future, "data.future")
-    numeric, categorical = _channels(data, table, channels, target, task, report)
-    categories = [
-        name
-        for name in data.static
-        if name in data.categorical or not home(table, facts, name).columns[name].is_numeric
-    ]
-    static = [name for name in data.static if name not in categories]
+    numeric, categorical = _channels(data, table, found.channels, target, task, found.report)
+    categories = [n for n in data.static if n in data.categorical or not found.column(n).is_numeric]
     known = {*numeric, *categorical, *data.static}
     if strange := [name for name in data.categorical if name not in known]:
         raise unknown_name("column of data.categorical", strange[0], known)
@@ -78,12 +87,29 @@ def roles(data: SeriesData, table: Table, encoding: Encoding | None) -> Roles:
         raise ConfigError(
             f"{texts[0]} is no numeric channel, and a forecast is of numbers: leave it out of data.target"
         )
-    fixed = Encoding(
-        columns=numeric, categorical={name: [] for name in categorical}, static=static,
+    fixed = replace(
+        found.encoding, columns=numeric, categorical={name: [] for name in categorical},
+        static=[name for name in data.static if name not in categories],
         static_categorical={name: [] for name in categories}, future=data.future,
-        target=forecast if task == "forecast" else target, task=task, time_form=form, unit=unit,
+        target=forecast if task == "forecast" else target, task=task,
     )  # fmt: skip
-    return Roles(facts, target, channels, fixed, report)
+    return found._replace(target=target, encoding=fixed)
+
+
+def _of_run(found: Roles, table: Table, where: str) -> Roles:
+    """The roles that a run's encoding gives. Raises DataError for a column that the table lacks."""
+    encoding = found.encoding
+    of_steps = [*encoding.future, *((*encoding.columns, *encoding.categorical) if found.channels is None else ())]
+    for name in [*of_steps, *encoding.static, *encoding.static_categorical]:
+        if name not in (table.columns if name in of_steps else found.homes):
+            raise DataError(
+                f"there is no column {name!r} in {where}, and the model reads it: add it, blank where nothing is known"
+            )
+    target = encoding.target if encoding.task != "forecast" else []
+    if absent := [name for name in target if name not in found.homes]:
+        found.report.append(f"there is no column {absent[0]!r}: nothing is scored")
+        target = []
+    return found._replace(target=target)
 
 
 def _require_consistent(data: SeriesData) -> None:
@@ -98,11 +124,7 @@ def _require_consistent(data: SeriesData) -> None:
         raise ConfigError(
             f"data.task {data.task} needs data.target, the column to predict; without one values are forecast"
         )
-    named = [
-        *(n for n in (data.group, data.time, data.channel, data.value) if n is not None),
-        *data.static,
-        *data.future,
-    ]
+    named = [n for n in (data.group, data.time, data.channel, data.value) if n is not None] + data.static + data.future
     if data.task != "forecast" and data.channel is None:
         named += data.target
     if twice := [name for name in named if named.count(name) > 1]:
@@ -111,23 +133,10 @@ def _require_consistent(data: SeriesData) -> None:
         raise ConfigError(f"{mixed[0]} is in data.columns and has another role too: leave it out of one")
 
 
-def _known(table: Table, facts: Table | None) -> tuple[str, dict[str, tables.Column]]:
-    """The tables' name, and the columns of both."""
-    if facts is None:
-        return table.source, table.columns
-    return f"{table.source} or {facts.source}", {**table.columns, **facts.columns}
-
-
-def _require(table: Table, facts: Table | None, columns: Iterable[str], option: str) -> None:
-    where, known = _known(table, facts)
+def _require(where: str, known: Collection[str], columns: Sequence[str], option: str) -> None:
     for name in columns:
         if name not in known:
-            raise unknown_name(f"column of {where} ({option})", name, known)
-
-
-def home(table: Table, facts: Table | None, name: str) -> Table:
-    """The table that has a column: the second one before the first."""
-    return table if facts is None or name not in facts.columns else facts
+            raise unknown_name(f"column of {where} (data.{option})", name, known)
 
 
 def _clock(data: SeriesData, table: Table, encoding: Encoding | None, report: list[str]) -> tuple[Form, str]:
@@ -152,14 +161,13 @@ def _clock(data: SeriesData, table: Table, encoding: Encoding | None, report: li
     return form, (encoding.unit if encoding is not None else data.time_unit or "s")
 
 
-def _task(data: SeriesData, table: Table, facts: Table | None, channels: Names | None) -> Task:
+def _task(data: SeriesData, found: Roles) -> Task:
     if data.task is not None:
         task: Task = data.task
-    elif not data.target or (channels is not None and data.target[0] in channels.names):
+    elif not data.target or (found.channels is not None and data.target[0] in found.channels.names):
         task = "forecast"
     else:
-        _require(table, facts, data.target, "data.target")
-        numeric = all(home(table, facts, name).columns[name].is_numeric for name in data.target)
+        numeric = all(found.column(name).is_numeric for name in data.target)
         task = "regression" if numeric else "classification"
     if task == "classification" and len(data.target) > 1:
         raise ConfigError(f"data.task classification is of one target, got {', '.join(data.target)}: name one")
@@ -173,7 +181,7 @@ def _channels(
     if channels is not None:
         return _long_channels(data, table, channels)
     wanted = [*data.columns, *(data.target if task == "forecast" and data.columns else ())]
-    _require(table, None, wanted, "data.columns")
+    _require(table.source, table.columns, wanted, "columns")
     used = {data.group, data.time, *data.static, *data.future, *target}
     chosen = list(dict.fromkeys(wanted)) or [name for name in table.columns if name not in used]
     chosen += [name for name in data.categorical if name in table.columns and name not in {*chosen, *used}]
@@ -225,27 +233,3 @@ def _long_channels(data: SeriesData, table: Table, channels: Names) -> tuple[lis
     texts = {name for name, some, every in zip(channels.names, of_numbers, of_all, strict=True) if some < 0.5 * every}
     texts |= {name for name in data.categorical if name in channels.names}
     return [name for name in chosen if name not in texts], [name for name in chosen if name in texts]
-
-
-def _of_run(
-    data: SeriesData, table: Table, facts: Table | None, channels: Names | None, encoding: Encoding, form: str,
-    report: list[str],
-) -> Roles:  # fmt: skip
-    """The roles that a run's encoding gives. Raises DataError for a column that the table lacks."""
-    where, columns = _known(table, facts)
-    of_steps = [*encoding.future, *((*encoding.columns, *encoding.categorical) if channels is None else ())]
-    for name in [*of_steps, *encoding.static, *encoding.static_categorical]:
-        if name not in (table.columns if name in of_steps else columns):
-            raise DataError(
-                f"there is no column {name!r} in {where}, and the model reads it: add it, blank where nothing is known"
-            )
-    target = [name for name in encoding.target if name in columns] if encoding.task != "forecast" else []
-    if encoding.task != "forecast" and len(target) < len(encoding.target):
-        target = []
-        report.append(f"there is no column {encoding.target[0]!r}: nothing is scored")
-    if channels is not None:
-        known = {*encoding.columns, *encoding.categorical}
-        if other := [name for name in channels.names if name not in known]:
-            rows = int(np.isin(channels.codes, [channels.names.index(name) for name in other]).sum())
-            report.append(f"left out: {counted(rows, 'row')} of channels that the model does not read, {listed(other)}")
-    return Roles(facts, target, channels, encoding, report)
