@@ -16,7 +16,7 @@ from glissando.errors import ConfigError, DataError, RunError
 from glissando.series.answers import answers, logits
 from glissando.series.asking import ask, draw_paths, origins_of, rolling_answers
 from glissando.series.evaluation import evaluate
-from glissando.series.forecast import SeriesRun, at_steps, forecast, probabilities, write_table
+from glissando.series.forecast import SeriesRun, predict, probabilities, write_table
 from glissando.series.future import ahead_of
 from glissando.series.measuring import naive_errors
 from glissando.series.options import SeriesData
@@ -87,7 +87,7 @@ def hours_after(frame: pandas.DataFrame, hours: int) -> pandas.DataFrame:
 
 def test_a_forecast_has_the_users_names_times_and_quantiles(run: SeriesRun, tmp_path: Path) -> None:
     frame = visits(seed=1, people=3)
-    found = forecast(run, run.read(frame), "6h", "2h", [0.1, 0.5, 0.9], 4, hours_after(frame, 6))
+    found = predict(run, run.read(frame), "6h", "2h", [0.1, 0.5, 0.9], 4, hours_after(frame, 6))
     write_table(found, tmp_path / "forecast.csv")
     with open(tmp_path / "forecast.csv") as file:
         rows = list(csv.DictReader(file))
@@ -116,9 +116,9 @@ def test_a_forecast_has_the_users_names_times_and_quantiles(run: SeriesRun, tmp_
 def test_a_forecast_is_what_the_model_answers_and_the_same_beside_others(run: SeriesRun) -> None:
     frame = visits(seed=1, people=3)
     future = hours_after(frame, 6)
-    found = forecast(run, run.read(frame), "6h", "3h", future=future)
+    found = predict(run, run.read(frame), "6h", "3h", future=future)
     alone = frame[frame["who"] == "p1"]
-    assert np.allclose(forecast(run, run.read(alone), "6h", "3h", future=future).value, found.value[4:8], rtol=1e-9)
+    assert np.allclose(predict(run, run.read(alone), "6h", "3h", future=future).value, found.value[4:8], rtol=1e-9)
     panel = run.read(alone)
     steps = run.steps(panel)
     x, hour = steps.values.unsqueeze(0), future[future["who"] == "p1"]["hour"].to_numpy(np.float64)
@@ -134,43 +134,43 @@ def test_numbers_and_rows_have_their_own_units(tmp_path: Path) -> None:
     frame = visits().assign(when=lambda f: range(len(f)))
     options = {"static": [], "future": [], "folder": tmp_path}
     run = trained(frame, time_unit="h", **options)
-    found = forecast(run, run.read(frame[frame["who"] == "p0"]), "1d", "12h")
+    found = predict(run, run.read(frame[frame["who"] == "p0"]), "1d", "12h")
     assert found["when"].tolist() == ["41", "41", "53", "53"]
-    assert forecast(run, run.read(frame[frame["who"] == "p0"]), 2.5)["when"].tolist() == ["31.5", "31.5"]
+    assert predict(run, run.read(frame[frame["who"] == "p0"]), 2.5)["when"].tolist() == ["31.5", "31.5"]
     with pytest.raises(ConfigError, match="horizon is 'soon'"):
-        forecast(run, run.read(frame), "soon")
+        predict(run, run.read(frame), "soon")
     with pytest.raises(ConfigError, match="every is '2d'"):
-        forecast(run, run.read(frame), "1d", "2d")
+        predict(run, run.read(frame), "1d", "2d")
     with pytest.raises(ConfigError, match="times of each series, and 100,000 are the most"):
-        forecast(run, run.read(frame), "1d", "1us")
+        predict(run, run.read(frame), "1d", "1us")
     run = trained(frame, time=None, **options)
-    found = forecast(run, run.read(frame[frame["who"] == "p0"]), 2, 1)
+    found = predict(run, run.read(frame[frame["who"] == "p0"]), 2, 1)
     assert found["step"].tolist() == ["30", "30", "31", "31"]
     assert list(found) == ["who", "step", "channel", "value"]
     for horizon in (1.5, "2h"):
         with pytest.raises(ConfigError, match="give a whole number of rows"):
-            forecast(run, run.read(frame), horizon)
+            predict(run, run.read(frame), horizon)
 
 
 def test_known_future_columns_are_needed_at_every_time(run: SeriesRun) -> None:
     frame = visits(seed=1, people=2)
     panel, future = run.read(frame), hours_after(frame, 4)
     with pytest.raises(ConfigError, match="reads hour, which are known in advance"):
-        forecast(run, panel, "4h")
+        predict(run, panel, "4h")
     with pytest.raises(DataError, match=r"frame has no row of who 'p0' at when 2026-.*Z, which is forecast"):
-        forecast(run, panel, "5h", future=future)
+        predict(run, panel, "5h", future=future)
     with pytest.raises(DataError, match="no column 'hour' in frame"):
-        forecast(run, panel, "4h", future=future.drop(columns="hour"))
+        predict(run, panel, "4h", future=future.drop(columns="hour"))
     blank = future.astype({"hour": float})
     blank.loc[3, "hour"] = np.nan
     with pytest.raises(DataError, match="frame row 4, column 'hour': the value is missing"):
-        forecast(run, panel, "4h", future=blank)
+        predict(run, panel, "4h", future=blank)
     twice = pandas.concat([future, future.iloc[[2]].assign(hour=25)])
     with pytest.raises(DataError, match="frame row 9 has the series and the time of row 3, and other values of hour"):
-        forecast(run, panel, "4h", future=twice)
-    forecast(run, panel, "4h", future=pandas.concat([future, future]))
+        predict(run, panel, "4h", future=twice)
+    predict(run, panel, "4h", future=pandas.concat([future, future]))
     assert not np.allclose(
-        forecast(run, panel, "4h", future=future).value, forecast(run, panel, "4h", future=future.assign(hour=0)).value
+        predict(run, panel, "4h", future=future).value, predict(run, panel, "4h", future=future.assign(hour=0)).value
     )
 
 
@@ -365,7 +365,7 @@ def test_names_of_the_table_are_kept_where_ours_are_the_same(tmp_path: Path, mon
     frame = visits(people=8).rename(columns={"who": "value", "when": "predicted", "a": "target"})
     plain = {"group": "value", "time": "predicted", "columns": ["target"], "static": [], "future": []}
     run = trained(frame, folder=tmp_path, **plain)
-    found = forecast(run, run.read(frame), "3h", quantiles=[0.5])
+    found = predict(run, run.read(frame), "3h", quantiles=[0.5])
     assert list(found) == ["value", "predicted", "channel", "value_", "q0.5"]
     assert found["value"].tolist() == [f"p{number}" for number in range(8)]
     assert found["channel"].unique().tolist() == ["target"]
@@ -376,7 +376,7 @@ def test_names_of_the_table_are_kept_where_ours_are_the_same(tmp_path: Path, mon
     assert written["value"].unique().tolist() == found["value"].tolist()
     run = trained(frame.rename(columns={"target": "channel"}), **{**plain, "columns": ["channel"]}, target=["b"],
         task="regression", folder=tmp_path)  # fmt: skip
-    assert list(at_steps(run, run.read("table.csv"))) == ["value", "predicted", "channel", "value_"]
+    assert list(predict(run, run.read("table.csv"))) == ["value", "predicted", "channel", "value_"]
     alone = trained(frame.iloc[:30], folder=tmp_path, **{**plain, "group": None})
     twice = frame.iloc[[0, 1, 1]].assign(target=[1.0, 2.0, 3.0])
     with pytest.raises(DataError, match=r"correct one, or choose with --data\.duplicates mean, first or last$"):
@@ -419,7 +419,7 @@ def test_numbers_and_classes_of_steps_and_series_have_a_row_each(tmp_path: Path)
     plain = {"static": [], "future": [], "columns": ["a"], "folder": tmp_path}
     new = frame.drop(columns=["b", "high", "group"])
     run = trained(frame, target=["b"], task="regression", **plain)
-    found = at_steps(run, run.read(new), [0.1, 0.9])
+    found = predict(run, run.read(new), quantiles=[0.1, 0.9])
     assert list(found) == ["who", "when", "channel", "value", "q0.1", "q0.9"]
     assert len(found.value) == len(frame)
     panel = run.read(frame)
@@ -428,7 +428,7 @@ def test_numbers_and_classes_of_steps_and_series_have_a_row_each(tmp_path: Path)
     assert np.allclose(found.value[rows], expected)
     for name, count in (("high", len(frame)), ("group", 8)):
         run = trained(frame, target=[name], task="classification", model={"head": "point"}, **plain)
-        labels = at_steps(run, run.read(new))
+        labels = predict(run, run.read(new))
         p = probabilities(run, run.read(new))
         assert len(labels) == count
         assert list(labels)[-2:] == [f"p_{each}" for each in run.encoding.classes]
@@ -439,7 +439,7 @@ def test_numbers_and_classes_of_steps_and_series_have_a_row_each(tmp_path: Path)
         place = rows.numpy() if count > 8 else series.numpy()
         assert np.allclose(p[place], scores.softmax(-1).numpy())
     with pytest.raises(ConfigError, match="has no horizon"):
-        forecast(run, panel, 1)
+        predict(run, panel, 1)
 
 
 def test_a_long_table_is_forecast_and_streamed_by_its_own_names(tmp_path: Path) -> None:
@@ -448,7 +448,7 @@ def test_a_long_table_is_forecast_and_streamed_by_its_own_names(tmp_path: Path) 
     options = {"columns": [], "future": [], "channel": "test", "value": "result", "folder": tmp_path}
     run = trained(long, **options)
     one = long[long["who"] == "p1"]
-    found = forecast(run, run.read(one), "3h", quantiles=[0.5])
+    found = predict(run, run.read(one), "3h", quantiles=[0.5])
     assert list(found) == ["who", "when", "test", "result", "q0.5"]
     live = None
     for row in wide[wide["who"] == "p1"].drop(columns="hour").to_dict("records"):

@@ -21,7 +21,7 @@ from test_series_forecast import trained, visits
 
 from glissando.cli import main
 from glissando.errors import DataError
-from glissando.series.forecast import SeriesRun, forecast, probabilities
+from glissando.series.forecast import SeriesRun, predict, probabilities
 from glissando.series.stream import Seal, observe
 from glissando.serving.schema import ObserveBody
 from glissando.serving.series import SeriesServer
@@ -187,7 +187,7 @@ def test_long_tables_and_classes(tmp_path: Path) -> None:
     cells = {"series": "p1", "time": first["when"], "values": {"a": first["value"]}}
     found = made._answer(_of(**cells, horizon="1h"), None)
     one = frame[frame["who"] == "p1"].head(1).melt(["who", "when"], ["a"], "test", "value")
-    assert np.allclose([each["value"] for each in found["forecast"]], forecast(run, run.read(one), "1h")["value"])
+    assert np.allclose([each["value"] for each in found["forecast"]], predict(run, run.read(one), "1h")["value"])
     with pytest.raises(ValueError, match="nothing was observed"):
         made._answer(_of(**{**cells, "values": {}, "series": "p2"}), None)
     frame["kind"] = np.where(frame["who"] == "p1", "x", "y")

@@ -21,7 +21,7 @@ from glissando.presets import load_preset
 from glissando.runs import Run
 from glissando.series import tables
 from glissando.series.answers import answers
-from glissando.series.forecast import SeriesRun, at_steps, forecast, probabilities
+from glissando.series.forecast import SeriesRun, predict, probabilities
 from glissando.series.task import SeriesRunConfig, SeriesTask, prepare, windows_of
 from glissando.training.fit import train
 from glissando.training.hook import Hook
@@ -180,7 +180,7 @@ class Forecaster(_Estimator):
         """
         run = self._fitted()
         horizon = float(run.model.time_scale) if horizon is None else horizon
-        found = forecast(run, run.read(frame), horizon, every, quantiles, samples, future, seed)
+        found = predict(run, run.read(frame), horizon, every, quantiles, samples, future, seed)
         return _typed(found, frame, run)
 
     def score(self, frame: Any, y: None = None) -> float:
@@ -286,7 +286,7 @@ class Classifier(_Estimator):
     def predict_frame(self, frame: Any) -> Any:
         """The likeliest class and the probabilities beside the names of series and times, as a frame of pandas."""
         run = self._fitted()
-        return _typed(at_steps(run, run.read(frame)), frame, run)
+        return _typed(predict(run, run.read(frame)), frame, run)
 
     def score(self, X: Any, y: Any = None) -> float:
         """The accuracy, of series or of steps that have a class."""

@@ -141,12 +141,17 @@ def write_table(table: Any, out: str | Path, digits: str | None = "%.8g") -> Non
 
 
 def require_answerable(
-    run: SeriesRun, horizon: Any = None, quantiles: Sequence[float] = (), every: Any = None, samples: int = 0,
+    run: SeriesRun, horizon: Any = None, every: Any = None, quantiles: Sequence[float] = (), samples: int = 0,
     future: Any = None, seed: int = 0,
 ) -> None:  # fmt: skip
     """Raises ConfigError for options of `predict` that the run cannot serve, whatever the table."""
     encoding, head = run.encoding, run.model.distribution
-    if horizon is None:
+    if horizon is not None:
+        if encoding.task != "forecast":
+            raise ConfigError(f"the model's task is {encoding.task}, which has no horizon: leave horizon and every out")
+        run.horizons(horizon, every)
+        _require_future(encoding, future)
+    else:
         unused = {"every": every, "samples": samples or None, "future": future}
         for name in (name for name, value in unused.items() if value is not None):
             raise ConfigError(f"{name} is of forecasts, and no horizon was given: give one, or leave it out")
@@ -154,11 +159,6 @@ def require_answerable(
             raise ConfigError("the model forecasts: say how far with --horizon, such as --horizon 24h")
         if encoding.classes and quantiles:
             raise ConfigError("the model predicts classes, which have no quantiles: leave quantiles out")
-    else:
-        if encoding.task != "forecast":
-            raise ConfigError(f"the model's task is {encoding.task}, which has no horizon: leave horizon and every out")
-        run.horizons(horizon, every)
-        _require_future(encoding, future)
     if samples < 0:
         raise ConfigError(f"samples is {samples}: give the number of paths to draw, or 0 for none")
     params = head.parameters(torch.zeros(1, head.size(1)))
@@ -178,43 +178,23 @@ def _require_future(encoding: Encoding, future: Any) -> None:
         raise ConfigError("the model reads no known-future columns (data.future): leave --future out")
 
 
-def predict(run: SeriesRun, panel: Panel, horizon: Any = None, quantiles: Sequence[float] = (), **options: Any) -> Any:
-    """What the run's task predicts of a panel: forecasts at horizons, or numbers or classes of its steps or series.
+def predict(
+    run: SeriesRun, panel: Panel, horizon: str | float | Sequence[str | float] | None = None,
+    every: str | float | None = None, quantiles: Sequence[float] = (), samples: int = 0, future: Any = None,
+    seed: int = 0,
+) -> Any:  # fmt: skip
+    """What the run's task predicts of a panel: a frame of pandas with the user's names.
+
+    Of a forecast, what comes after each series' last step: a row a series, time and channel, with the mean as value.
+    Means and quantiles are those of each time alone. Samples are paths over all times together, of which the sum of a
+    day can be taken: each value that is drawn is read as an observation at its time before the next one is drawn, and
+    the channels of one time are drawn independently of each other, given the path before. Of a regression or a
+    classification, the target at each step, or the class of each step or series with the probability of each, p_NAME.
 
     Args:
         run: The trained model.
         panel: As run.read reads a table.
-        horizon: As in `forecast`.
-        quantiles: As in `forecast`.
-        **options: The others of `forecast`.
-    """
-    if horizon is not None:
-        return forecast(run, panel, horizon, quantiles=quantiles, **options)
-    require_answerable(run, horizon, quantiles, **options)
-    return at_steps(run, panel, quantiles)
-
-
-def forecast(
-    run: SeriesRun,
-    panel: Panel,
-    horizon: str | float | Sequence[str | float],
-    every: str | float | None = None,
-    quantiles: Sequence[float] = (),
-    samples: int = 0,
-    future: Any = None,
-    seed: int = 0,
-) -> Any:
-    """Forecasts of every series of the panel after its last step: a frame of pandas, a row a series, time and channel,
-    with the user's names of groups, times and, of a long table, channels and values; the value is the mean.
-
-    Means and quantiles are those of each time alone. Samples are paths over all times together, of which the sum of a
-    day can be taken: each value that is drawn is read as an observation at its time before the next one is drawn, and
-    the channels of one time are drawn independently of each other, given the path before.
-
-    Args:
-        run: A model of task forecast.
-        panel: As run.read reads a table.
-        horizon: How far, such as 24h, or a number in the unit of the column of times; or several.
+        horizon: Of a forecast, how far: such as 24h, or a number in the unit of the column of times; or several.
         every: The step between the times that are forecast, up to the horizon; None: the horizon alone.
         quantiles: Levels of the quantiles, each of which is a column q0.1.
         samples: Number of paths, each of which is a column sample_1.
@@ -222,10 +202,14 @@ def forecast(
         seed: Of the paths.
 
     Raises:
-        ConfigError: The model does not forecast, has no spread, or a duration cannot be read.
+        ConfigError: The run's task has no such options, its head no spread, or a duration cannot be read.
         DataError: `future` lacks a column, or a time of a series.
     """
-    require_answerable(run, horizon, quantiles, every, samples, future)
+    require_answerable(run, horizon, every, quantiles, samples, future)
+    if run.encoding.classes:
+        return _class_table(run, panel)
+    if horizon is None:
+        return _number_table(run, panel, panel.series, panel.times, _answers(run, panel), quantiles)
     model, times, steps = run.model, run.horizons(horizon, every), run.steps(panel)
     at = np.r_[np.flatnonzero(steps.first.numpy())[1:], len(steps.first)] - 1
     ahead = None
@@ -239,10 +223,10 @@ def forecast(
         drawn = draw_paths(model, steps, at, times.tolist(), ahead, run.data.window, samples, generator)
         paths = drawn.unbind(1)  # each (S, J, O)
     when = steps.time.numpy()[at][:, None] + times
-    return _table_of(run, panel, np.repeat(np.arange(len(at)), len(times)), when.ravel(), params, quantiles, paths)
+    return _number_table(run, panel, np.repeat(np.arange(len(at)), len(times)), when.ravel(), params, quantiles, paths)
 
 
-def _table_of(
+def _number_table(
     run: SeriesRun, panel: Panel, series: np.ndarray, times: Floats, params: Tensor, quantiles: Sequence[float],
     paths: Sequence[Tensor] = (),
 ) -> Any:  # fmt: skip
@@ -265,19 +249,12 @@ def _table_of(
     )  # fmt: skip
 
 
-def at_steps(run: SeriesRun, panel: Panel, quantiles: Sequence[float] = ()) -> Any:
-    """What a regression or a classification predicts of the panel's steps, or of its series: a frame of pandas as that
-    of `forecast`, or with the class and the probability of each, p_NAME.
-
-    Raises ConfigError for a model that forecasts.
-    """
-    require_answerable(run, None, quantiles)
-    if not run.encoding.classes:
-        return _table_of(run, panel, panel.series, panel.times, _answers(run, panel), quantiles)
+def _class_table(run: SeriesRun, panel: Panel) -> Any:
+    """The table of the classes of the panel's steps, or of its series."""
     data, classes, p = run.data, run.encoding.classes, probabilities(run, panel)
     each_step = run.encoding.label == "step"
     series = panel.series if each_step else np.arange(len(panel.names))
-    time = panel.clock.written(panel.series.tolist(), panel.times.tolist()) if each_step else None
+    time = panel.clock.written(series.tolist(), panel.times.tolist()) if each_step else None
     return answer_table(
         [
             (data.group, None, np.array(panel.names, object)[series]),
@@ -298,22 +275,17 @@ def probabilities(run: SeriesRun, panel: Panel) -> Floats:
 @torch.no_grad()
 def _answers(run: SeriesRun, panel: Panel) -> Tensor:
     """The parameters (N, O, P) or the logits (N, C) of each step, or (S, C) of each series, float64."""
-    per_series = run.encoding.task == "classification" and run.encoding.label == "series"
+    whole = bool(run.encoding.classes) and run.encoding.label == "series"
     windows = windows_of(panel._replace(labels=None, target=None), run.data, run.encoding, run.scales)
-    found: Tensor | None = None
+    found: list[tuple[Tensor, Tensor]] = []
     for batch in windows.scoring():
-        y = call(run.model, batch).cpu().double()
+        y, mask = call(run.model, batch).cpu().double(), batch.mask
         if not run.encoding.classes and run.model.config.head == "point":
             y = y.unsqueeze(-1)
-        rows, y = (windows.steps.series[batch.index[:, 0]], run.model.pooled(y, batch.mask)) if per_series else (
-            batch.index[batch.mask], y[batch.mask]
-        )  # fmt: skip
-        if found is None:
-            size = len(panel.names) if per_series else len(panel.times)
-            found = torch.full((size, *y.shape[1:]), torch.nan, dtype=torch.float64)
-        found[rows] = y
-    assert found is not None, "a panel has steps"
-    return found
+        place = windows.steps.series[batch.index[:, 0]] if whole else batch.index[mask]
+        found.append((place, run.model.pooled(y, mask) if whole else y[mask]))
+    places, answers = (torch.cat(part) for part in zip(*found, strict=True))
+    return answers[places.argsort()]
 
 
 def _require_finite(answers: Tensor) -> None:

@@ -92,7 +92,7 @@ def _identical(encoding: Encoding, panel: Panel) -> Iterator[str]:
     for k, one in enumerate(encoding.columns):
         differs = (some[:, k : k + 1] != some) & ~np.isnan(some[:, k : k + 1]) & ~np.isnan(some)
         for other in k + 1 + np.flatnonzero(~differs[:, k + 1 :].any(0)):
-            both = panel.values[:, [k, other]]
+            both = panel.values[:, [k, int(other)]]
             left, right = both[~np.isnan(both).any(1)].T
             if len(left) > 1 and bool((left == right).all()) and left.min() < left.max():
                 yield (

@@ -79,9 +79,8 @@ def tracks(
         at, horizon = panel.times[rows[place]], answers.horizon[place]
         origin = np.round((at - horizon) / (np.median(horizon[horizon > 0]) if horizon.any() else 1.0), 6)
         order = np.lexsort((at, origin))[-_LONGEST:]
-        place, at, breaks = place[order], at[order], np.flatnonzero(np.diff(origin[order])) + 1
-        if len(breaks) == len(at) - 1:
-            breaks = None  # each step's forecast of the next
+        place, at, begins = place[order], at[order], np.flatnonzero(np.diff(origin[order])) + 1
+        breaks = None if len(begins) == len(at) - 1 else begins  # of each step's forecast of the next, none
         params = answers.params[torch.from_numpy(place)]
         spread = None if ends is None else head.quantile(params, ends).double().numpy()
         low, high = (None, None) if spread is None else (spread[:, 0], spread[:, 1])
