@@ -25,9 +25,11 @@ from glissando.config import merge
 from glissando.data.base import WHOLE, Shard
 from glissando.errors import DataError, GlissandoError
 from glissando.series import SeriesData, SeriesModel, read_panel
+from glissando.series.answers import answers
 from glissando.series.batches import Steps, Windows, scales
 from glissando.series.evaluation import evaluate
 from glissando.series.history import Past
+from glissando.series.shrinkage import shares, shrunk
 from glissando.series.task import SeriesRunConfig, SeriesTask, build, fit_anchor, prepare, series_config
 
 #: of a model that learns the tables below in a second
@@ -250,8 +252,9 @@ def test_a_model_learns_more_than_the_trivial_predictors(data, model, better, ta
         trivial = min(values["rmse"] for who, values in target.items() if who not in ("model", "anchor"))
         assert target["model"]["rmse"] < better * trivial
     metrics = lines_of(run.path / "metrics.csv")
-    assert [int(row["step"]) for row in metrics if row["valid_loss"]] == list(range(4, 41, 4))
-    assert float(metrics[-1]["train_loss"]) < float(metrics[0]["train_loss"])
+    first = 0 if found.score.figures.keys() <= {"a", "b"} else 4  # only a forecast has an anchor to start from
+    assert [int(row["step"]) for row in metrics if row["valid_loss"]] == list(range(first, 41, 4))
+    assert float(metrics[-1]["train_loss"]) < float(metrics[1]["train_loss"])
 
 
 def test_a_long_table_with_gaps_and_facts_is_learned(tmp_path):
@@ -304,10 +307,44 @@ def test_a_model_that_is_worse_says_so_in_its_first_line(tmp_path, capsys):
     made = [(n, t, round(float(v), 4)) for n, row in enumerate(steps) for t, v in enumerate(row)]
     table = write(tmp_path / "walk.csv", made, "g,t,v")
     values = {"data": {"path": str(table), "group": "g", "time": "t"}, "model": TINY}
-    train(values | {"training": {"steps": 4, "optimizer": {"learning_rate": 0.3}}}, tmp_path / "run")
+    run = train(values | {"training": {"steps": 4, "optimizer": {"learning_rate": 0.3}}}, tmp_path / "run")
     printed = capsys.readouterr().err.split("\n")
     at = next(number for number, line in enumerate(printed) if "scored in" in line)
-    assert printed[at - 1].startswith("THE MODEL IS NO BETTER than the ")
+    assert printed[at - 2].startswith("THE NETWORK ADDS NOTHING to the linear anchor")
+    assert printed[at - 1].startswith("THE MODEL IS NO BETTER than the anchor")
+    best = json.loads((run.path / "summary.json").read_text())["best"]
+    figures = best["targets"]["v"]
+    assert figures["model"]["rmse"] == pytest.approx(figures["anchor"]["rmse"], rel=1e-6)
+    assert best["share"] == {"v": 0.0}
+
+
+@pytest.mark.parametrize("head", ["point", "quantiles", "gaussian", "student"])
+def test_training_starts_from_the_anchor_and_keeps_a_share_of_the_network(head, table):
+    prepared = prepare(SeriesData(**options(table, columns="a,b")["data"]))
+    model = build(TINY | {"head": head}, prepared)
+    fit_anchor(model, prepared.train)
+    model.eval()
+    start = answers(model, prepared.valid)[0]
+    centre = model.distribution.centre(start.params.unsqueeze(1)).squeeze(1).numpy()
+    np.testing.assert_allclose(centre, start.baselines["anchor"], atol=1e-6)
+    assert (shares(start, model.distribution, 2) == 0).all()
+
+    with torch.no_grad():
+        torch.nn.init.normal_(model.head.out.weight, std=0.3, generator=torch.Generator().manual_seed(0))
+    whole = answers(model, prepared.valid)[0]
+    network = model.distribution.centre(whole.params.unsqueeze(1)).squeeze(1).numpy() - whole.baselines["anchor"]
+    right = whole._replace(target=whole.baselines["anchor"] + network)  # the network knows what is left
+    np.testing.assert_allclose(shares(right, model.distribution, 2), 1, atol=1e-9)
+    wrong = whole._replace(target=whole.baselines["anchor"] - network)
+    assert (shares(wrong, model.distribution, 2) == 0).all()
+    share = np.array([0.25, 0.0])
+    model.share.copy_(torch.from_numpy(share))
+    kept = answers(model, prepared.valid)[0]
+    np.testing.assert_allclose(kept.params, shrunk(whole, model.distribution, share).params, atol=1e-5)
+    np.testing.assert_allclose(
+        model.distribution.centre(kept.params.unsqueeze(1)).squeeze(1).numpy(),
+        whole.baselines["anchor"] + share[whole.channel] * network, atol=1e-5,
+    )  # fmt: skip
 
 
 def test_classes_are_learned(table, tmp_path):

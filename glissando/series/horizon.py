@@ -9,16 +9,12 @@ features and writes nothing, so that a question changes neither a state nor the 
 
 from __future__ import annotations
 
-import math
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 #: rates and angular frequencies of new pairs, per time scale
 _RATES, _TURNS = (0.02, 1.0), (0.05, 2.0)
-#: of new weights of the last maps, in units of PyTorch's: training starts near the anchor
-_START = 0.1
 
 
 class HorizonHead(nn.Module):
@@ -40,15 +36,14 @@ class HorizonHead(nn.Module):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Rates and turns evenly over their logarithms, and last maps near zero."""
+        """Rates and turns evenly over their logarithms, and the last map zero: training starts from the anchor."""
         share = torch.linspace(0, 1, len(self.rate), device=self.rate.device)
         with torch.no_grad():
             for part, (low, high) in ((self.rate, _RATES), (self.turn, _TURNS)):
                 part.copy_(low * (high / low) ** share)
             self.rate.copy_(self.rate.expm1().log())  # what softplus makes of it is the rate
             self.turn[1::2] *= -1
-            bound = _START / math.sqrt(self.out.in_features)
-            nn.init.uniform_(self.out.weight, -bound, bound)
+            nn.init.zeros_(self.out.weight)
             nn.init.zeros_(self.out.bias)
 
     def forward(self, h: Tensor, horizon: Tensor, ahead: Tensor | None = None) -> Tensor:

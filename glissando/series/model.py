@@ -5,8 +5,9 @@
 A step is an observation: of each channel a value, or none, and the time since the step before. Nothing is filled in:
 the features are the value where there is one, whether there is one, and what `history` knows of the past. A forecast
 is asked for with its `horizon`, which the head alone reads: asking is not observing. It is what the network adds to a
-linear `anchor`. Without a horizon the answer is of the step itself: numbers, or the logits of a class. Values, times
-and answers are in the units of the data: the scales are part of the model, and do nothing until `set_scales`.
+linear `anchor`: nothing before training, and in evaluation the `share` that validations have shown. Without a horizon
+the answer is of the step itself: numbers, or the logits of a class. Values, times and answers are in the units of the
+data: the scales are part of the model, and do nothing until `set_scales`.
 """
 
 from __future__ import annotations
@@ -107,6 +108,7 @@ class SeriesModel(Backbone):
     future_mean: Tensor  # (U,)
     future_scale: Tensor  # (U,)
     time_scale: Tensor  # ()
+    share: Tensor  # (O,), of a forecast: how much of what the network adds to the anchor is kept, see shrinkage
 
     def __init__(self, config: SeriesConfig) -> None:
         super().__init__()
@@ -120,6 +122,7 @@ class SeriesModel(Backbone):
         if config.forecast:
             self.anchor = Anchor(config.targets, config.inputs, facts, config.future)
             self.head: nn.Module = HorizonHead(width, size, config.pairs, config.future)
+            self.register_buffer("share", torch.ones(config.outputs))
         else:
             self.head = nn.Linear(width, size, bias=config.head_bias)
         sizes = {"input": config.inputs, "output": config.outputs, "static": config.static, "future": config.future}
@@ -356,8 +359,11 @@ class SeriesModel(Backbone):
 
     def _in_units(self, raw: Tensor, centre: Tensor | float) -> Tensor:
         """What the head says of an output about its centre, in the units of the data."""
+        params = self.distribution.parameters(raw)
+        if self.config.forecast and not self.training:
+            centre = centre - (1 - self.share) * self.distribution.centre(params)
         shift = self.output_mean + self.output_scale * centre
-        y = self.distribution.affine(self.distribution.parameters(raw), shift, self.output_scale)
+        y = self.distribution.affine(params, shift, self.output_scale)
         return y.squeeze(-1) if self.config.head == "point" else y
 
     def _features(

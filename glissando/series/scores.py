@@ -22,6 +22,8 @@ LAST, MEAN, ANCHOR, SEASON = "last value", "mean", "anchor", "one period before"
 INTERVALS = (0.5, 0.9)
 #: the mean square change over a period, of that over lags half a period away, at most
 _DIP = 0.75
+#: relative difference of two errors that are equal but for rounding
+_EQUAL = 1e-6
 #: number of resamples, and the share of an interval
 _RESAMPLES, _SHARE = 500, 0.95
 
@@ -196,7 +198,7 @@ def _worse(figures: Mapping[str, Mapping[str, Mapping[str, float]]]) -> dict[str
     worse: dict[str, list[str]] = {}
     for channel, found in figures.items():
         for who, row in found.items():
-            if who != "model" and not row["model_minus"] < 0:
+            if who != "model" and not row["model_minus"] < -_EQUAL * row.get("rmse", row.get("log_loss", 1.0)):
                 worse.setdefault(who, []).append(channel)
     return worse
 

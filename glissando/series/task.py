@@ -16,7 +16,7 @@ from glissando.config import from_dict, options, recorded, to_dict
 from glissando.data.base import WHOLE, Shard, Split
 from glissando.errors import ConfigError, DivergenceError
 from glissando.runs import Run
-from glissando.series.answers import call, scored, standard
+from glissando.series.answers import Scored, answers, call, measured, scored, standard
 from glissando.series.batches import Batch, Scales, Steps, Windows, require_near, scales
 from glissando.series.inspection import FAR, robust
 from glissando.series.measuring import measure
@@ -24,6 +24,7 @@ from glissando.series.model import SeriesConfig, SeriesModel
 from glissando.series.options import SeriesData
 from glissando.series.panel import Encoding, Panel, parts
 from glissando.series.reading import read_panel
+from glissando.series.shrinkage import shares, shrunk
 from glissando.training.config import TrainingConfig, require_parts
 from glissando.training.task import Loss, Task
 
@@ -133,6 +134,7 @@ class SeriesTask(Task):
     def __init__(self, config: SeriesRunConfig, prepared: Prepared) -> None:
         self.config, self.prepared, self.encoding = config, prepared, prepared.encoding
         self.notes: Sequence[str] = prepared.lines
+        self.scores_start = self.encoding.task == "forecast"  # the anchor, to which the network may add nothing
         train = prepared.train
         outputs = len(self.encoding.target) * (2 if train.targets is not None else 1)
         self.nominal = max(1, train.size * train.rows * outputs)
@@ -178,7 +180,7 @@ class SeriesTask(Task):
         self, model: SeriesModel, device: torch.device, stride: int = 1, shard: Shard = WHOLE
     ) -> dict[str, float]:
         """Every process scores all windows, which are few."""
-        figures = scored(model, self.prepared.valid, self.encoding, stride)
+        figures = self._scored(model, stride)
         if not math.isfinite(figures.loss):
             raise DivergenceError(
                 f"the held-out loss is {figures.loss}, and the last checkpoint is kept: train again with a lower "
@@ -188,6 +190,21 @@ class SeriesTask(Task):
         for target, by_predictor in figures.score.figures.items():
             row |= {f"valid_{figure}/{target}": value for figure, value in by_predictor["model"].items()}
         return {name: value for name, value in row.items() if name == "valid_loss" or name in self.columns}
+
+    def _scored(self, model: SeriesModel, stride: int) -> Scored:
+        """The score of the model, of a forecast with the share of its network that is fitted here."""
+        held = self.prepared.valid
+        if not model.config.forecast:
+            return scored(model, held, self.encoding, stride)
+        was, whole = model.training, torch.ones_like(model.share)
+        model.eval().share.copy_(whole)
+        found, _ = answers(model, held, stride)
+        model.train(was)
+        if bool(found.params.isfinite().all()):
+            share = shares(found, model.distribution, len(whole))
+            found = shrunk(found, model.distribution, share)
+            model.share.copy_(torch.from_numpy(share))
+        return measured(model, found, self.encoding)
 
     def describe(self, batch: Batch) -> str:
         found, train = self.encoding, self.prepared.train
@@ -204,18 +221,25 @@ class SeriesTask(Task):
         path = run.best_checkpoint()
         if path is None or best_step < 0:
             return {"best": None}
-        prepared = self.prepared
-        self.found = measure(
-            SeriesModel.load(path), prepared.valid, prepared.panel, self.encoding, prepared.train.steps, run.path
-        )
-        return {"best": {"step": best_step, **self.found.as_dict()}}
+        prepared, model = self.prepared, SeriesModel.load(path)
+        self.found = measure(model, prepared.valid, prepared.panel, self.encoding, prepared.train.steps, run.path)
+        best = {"step": best_step, **self.found.as_dict()}
+        if model.config.forecast:
+            best["share"] = dict(zip(self.encoding.target, model.share.tolist(), strict=True))
+        return {"best": best}
 
     def closing(self, summary: Mapping[str, Any], run: Run, name: str) -> list[str]:
         best = summary["best"]
         if best is None or not summary["finished"]:
             return []
+        share, lines = best.get("share"), [self.found.score.table()]
+        if share is not None and not any(share.values()):
+            lines.insert(0, "THE NETWORK ADDS NOTHING to the linear anchor, which the model is: train on more data.")
+        elif share is not None:
+            listed = _listed([f"{name} {value:.2f}" for name, value in share.items()])
+            lines.append(f"share of what the network adds to the anchor, fitted on what is held out: {listed}")
         return [
-            self.found.score.table(),
+            *lines,
             f"{summary['steps']} steps, {summary['seconds']:.0f} s; the run's own weights are those of the best "
             f"validation, step {best['step']}",
             f"run: {name}   (try: glissando series evaluate {name})",

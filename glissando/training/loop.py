@@ -85,6 +85,9 @@ class Loop:
         sharded, parts = is_sharded(self.model), t.accumulate
         shards = [Shard(fabric.global_rank * parts + part, fabric.world_size * parts) for part in range(parts)]
         steps = self.task.steps(state.step, shards)
+        if self.task.scores_start and checkpoint is None:
+            with self.clock.aside():
+                self._score_start()
         while self.stop is None:
             batches = next(steps)
             for hook in self.hooks:
@@ -271,14 +274,31 @@ class Loop:
         if t.seconds is None or t.validate_every is not None:
             return True
         if state.valid_stride == 0:
-            step_seconds = max(self.clock.working(), 1e-9) / (state.step - self.began_at)
-            number = sum(1 for _ in self.task.batches("valid"))
-            stride = math.ceil(number / max(1, int(0.02 * t.seconds / step_seconds)))
-            state.valid_stride = self.fabric.broadcast(stride)
-            self.validation_cost = step_seconds * number / state.valid_stride
+            self._settle_stride(t.seconds, max(self.clock.working(), 1e-9) / (state.step - self.began_at))
         # By the first process's clock: one that decided otherwise would leave the others waiting.
         affordable = self.fabric.broadcast(state.validation_seconds + 2 * self.validation_cost <= 0.2 * t.seconds)
         return self.stop == "finished" or affordable
+
+    def _settle_stride(self, seconds: float, batch_seconds: float) -> None:
+        """How many held-out batches there is time for ten times in a budget, when one takes so long."""
+        number = sum(1 for _ in self.task.batches("valid"))
+        stride = math.ceil(number / max(1, int(0.02 * seconds / batch_seconds)))
+        self.state.valid_stride = self.fabric.broadcast(stride)
+        self.validation_cost = batch_seconds * number / self.state.valid_stride
+
+    def _score_start(self) -> None:
+        """Validate and save the model before the first step: the best one so far."""
+        t, fabric = self.config.training, self.fabric
+        if t.seconds is not None and t.validate_every is None:
+            number = max(1, sum(1 for _ in self.task.batches("valid")))
+            for _ in range(2):  # the first call is slower than those that follow
+                began = time.perf_counter()
+                self.task.score(self.model, fabric.device, number, Shard(fabric.global_rank, fabric.world_size))
+            self._settle_stride(t.seconds, max(time.perf_counter() - began, 1e-9))
+        self.validate()
+        if self.metrics is not None:
+            self.metrics.write({"step": 0, "epoch": 0, "tokens": 0, "seconds": self.clock.elapsed(), **self.validation})
+        self.save()
 
     def validate(self) -> None:
         """Score what is held out; may end the training early."""

@@ -61,6 +61,8 @@ class Task(ABC):
     notes: Sequence[str] = ()
     #: whether a finished run's own weights are always those of the best validation
     keeps_best = False
+    #: whether a model is validated before the first step too, because it may be the best
+    scores_start = False
 
     @property
     def epoch_rows(self) -> int | None:
