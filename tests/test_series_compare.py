@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 
-from benchmarks.series import compare
+from benchmarks.series import compare, systems
 from glissando.series.options import SeriesData
 from glissando.testing import check_mixer
 
@@ -26,7 +27,8 @@ def test_a_test_part_is_not_trained_on(tmp_path: Path, monkeypatch: pytest.Monke
     data = {"group": "g", "time": "t", "channel": "test", "value": "v"}
     task = {"file": "t.csv", "test": "groups", "drop": {"sbp": [40, 300]}, "options": {"data": data}}
     monkeypatch.setitem(compare.TASKS, "own", task)
-    train, test = compare.tables("own", tmp_path, tmp_path)
+    train, tests = compare.tables("own", tmp_path, tmp_path)
+    test = tests[""]
     parts = [path.read_text().splitlines() for path in (train, test)]
     assert sorted(parts[0][1:] + parts[1][1:]) == sorted(rows)
     groups = [{line.split(",")[0] for line in part[1:]} for part in parts]
@@ -35,5 +37,39 @@ def test_a_test_part_is_not_trained_on(tmp_path: Path, monkeypatch: pytest.Monke
     monkeypatch.setitem(compare.TASKS, "own", {**task, "test": "end"})
     for path in (train, test):
         path.unlink()
-    train, test = compare.tables("own", tmp_path, tmp_path)
+    train, tests = compare.tables("own", tmp_path, tmp_path)
+    test = tests[""]
     assert [line for line in test.read_text().splitlines() if line.startswith("0,")] == ["0,3,hdl,103"]
+
+
+def test_thinned_rows_keep_two_of_every_group():
+    rows = [[str(group), str(t)] for group in range(30) for t in range(20)]
+    kept = compare.thinned(rows, 0, 0.7)
+    assert 0.28 * len(rows) < len(kept) < 0.35 * len(rows)
+    assert {row[0] for row in kept} == {row[0] for row in rows}
+    assert kept == [row for row in rows if row in kept]
+    assert min(sum(row[0] == str(group) for row in kept) for group in range(30)) >= 2
+
+
+def test_a_landmark_leaves_out_who_left_before(tmp_path: Path):
+    people = [("a", 300, 1), ("b", 400, 1), ("c", 400, 0), ("d", 2000, 1), ("e", 2000, 0)]
+    lines = ["id,futime,status", *(",".join(map(str, person)) for person in people)]
+    (tmp_path / "people.csv").write_text("\n".join(lines))
+    task = {"landmark": {"day": 365, "until": 1826, "people": "people.csv"}, "score": ["died"]}
+    rows = [[name, day] for name in "abcde" for day in ("10", "365", "366")]
+    header, kept = compare._with_outcome(task, ["id", "days"], rows, tmp_path)
+    assert header == ["id", "days", "died"]
+    outcome = {"b": "yes", "d": "no", "e": "no"}
+    assert kept == [[name, day, outcome[name]] for name in "bde" for day in ("10", "365")]
+
+
+@pytest.mark.parametrize("name", systems.SYSTEMS)
+def test_systems_do_not_depend_on_the_step_of_the_solver(name: str, monkeypatch: pytest.MonkeyPatch):
+    def values() -> np.ndarray:
+        lines = systems.table(name, 0.5, 3, 8, seed=0)[1:]
+        return np.array([[float(cell) for cell in line.split(",")] for line in lines])
+
+    whole = values()
+    monkeypatch.setattr(systems, "_STEP", 0.01)
+    np.testing.assert_allclose(values(), whole, atol=2e-3 if name == "chaotic" else 1e-5)
+    assert 0.1 < np.diff(whole[:8, 1]).mean() < 0.9

@@ -13,7 +13,8 @@ import csv
 import json
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from statistics import mean, median
 from typing import Any
@@ -23,11 +24,13 @@ import torch
 import yaml
 from torch import Tensor, nn
 
+from benchmarks.series import systems
 from glissando.config import merge, options
 from glissando.mixers import Context, Mixer, register_mixer
 from glissando.mixers.base import last_real, placement
 from glissando.presets import load_preset
 from glissando.series import SeriesModel
+from glissando.training.budget import Clock
 
 TASKS: dict[str, dict[str, Any]] = yaml.safe_load((Path(__file__).parent / "tasks.yaml").read_text())
 #: name -> options of the mixer
@@ -41,6 +44,7 @@ MODELS: dict[str, Any] = {
 RATES = (3e-3, 1e-2)
 #: share of the groups or rows that is tested on, and the seed of its choice
 _TEST, _SEED = 0.15, 1234
+_PARTS = {"train": False, "test": True}
 
 
 @options
@@ -71,24 +75,78 @@ class GRU(Mixer):
 # ---------------------------------------------------------------------- tables
 
 
-def tables(name: str, data: Path, out: Path) -> tuple[Path, Path]:
-    """The CSV that is trained on and the one that is tested on, with the task's own measurements alone."""
-    task, found = TASKS[name], (out / f"{name}-train.csv", out / f"{name}-test.csv")
-    if all(path.exists() for path in found):
-        return found
+def tables(name: str, data: Path, out: Path) -> tuple[Path, dict[str, Path]]:
+    """The CSV that is trained on and those that are tested on, by the name of the test, of the task's own measurements
+    alone; the task's own test has no name."""
+    task, train = TASKS[name], out / f"{name}-train.csv"
+    names = {"": out / f"{name}-test.csv"}
+    names |= {test: out / f"{name}-test-{test.replace(' %', '')}.csv" for test in task.get("tests", {})}
+    if train.exists() and all(path.exists() for path in names.values()):
+        return train, names
+    if "system" in task:
+        made = task["system"]
+        for seed, (path, gap) in enumerate(
+            [(train, made["gap"]), *((path, task["tests"].get(test, made)["gap"]) for test, path in names.items())]
+        ):
+            count = made["series"] if path == train else round(_TEST * made["series"])
+            lines = systems.table(made["name"], gap, count, made["length"], seed)
+            path.write_text("\n".join(lines) + "\n")
+        return train, names
     source = out / f"{name}.csv" if task["file"] is None else data / task["file"]
     if task["file"] is None and not source.exists():
         subprocess.run([sys.executable, "-m", "glissando", "series", "example", "--out", str(source)], check=True)
     with source.open(newline="") as file:
         header, *rows = csv.reader(file)
     rows = [row for row in rows if _measured(task, header, row)]
+    if "landmark" in task:
+        header, rows = _with_outcome(task, header, rows, data)
     kept, test = _cut(task, header, rows)
-    for path, chosen in zip(found, (~test, test), strict=True):
-        with path.open("w", newline="") as file:
-            written = csv.writer(file)
-            written.writerow([header[column] for column in kept])
-            written.writerows([row[column] for column in kept] for row, use in zip(rows, chosen, strict=True) if use)
-    return found
+    group = header.index(task["options"]["data"]["group"])
+    parts = {part: [row for row, use in zip(rows, test == held, strict=True) if use] for part, held in _PARTS.items()}
+    if "thinned" in task:
+        parts = {part: thinned(each, group, task["thinned"]) for part, each in parts.items()}
+    _write(train, header, parts["train"], kept)
+    for test_name, path in names.items():
+        share = task["tests"][test_name]["dropped"] if test_name else 0.0
+        _write(path, header, thinned(parts["test"], group, share), kept)
+    return train, names
+
+
+def thinned(rows: list[list[str]], group: int, share: float) -> list[list[str]]:
+    """Rows without so many of them, drawn at random; the first two that are drawn of each group stay."""
+    if not share:
+        return rows
+    order, seen = np.random.default_rng(_SEED).permutation(len(rows)), dict[str, int]()
+    certain, others = list[int](), list[int]()
+    for number in order:
+        name = rows[number][group]
+        seen[name] = seen.get(name, 0) + 1
+        (certain if seen[name] <= 2 else others).append(int(number))
+    stays = np.zeros(len(rows), bool)
+    stays[certain + others[: max(0, round((1 - share) * len(rows)) - len(certain))]] = True
+    return [row for row, stay in zip(rows, stays, strict=True) if stay]
+
+
+def _write(path: Path, header: list[str], rows: list[list[str]], kept: list[int]) -> None:
+    with path.open("w", newline="") as file:
+        written = csv.writer(file)
+        written.writerow([header[column] for column in kept])
+        written.writerows([row[column] for column in kept] for row in rows)
+
+
+def _with_outcome(
+    task: dict[str, Any], header: list[str], rows: list[list[str]], data: Path
+) -> tuple[list[str], list[list[str]]]:
+    """The values until the first day of people who were followed longer, with whether they died until the second."""
+    landmark, outcome = task["landmark"], dict[str, str]()
+    with (data / landmark["people"]).open(newline="") as file:
+        for person in csv.DictReader(file):
+            followed, died = float(person["futime"]), person["status"] == "1"
+            if followed > landmark["until"] or (died and followed > landmark["day"]):
+                outcome[person["id"]] = "yes" if died and followed <= landmark["until"] else "no"
+    person, day = header.index("id"), header.index("days")
+    kept = [row for row in rows if row[person] in outcome and float(row[day]) <= landmark["day"]]
+    return [*header, *task["score"]], [[*row, outcome[row[person]]] for row in kept]
 
 
 def _measured(task: dict[str, Any], header: list[str], row: list[str]) -> bool:
@@ -143,24 +201,31 @@ def trained(task: str, model: str, rate: float, seed: int, settings: argparse.Na
     from glissando.training.fit import train
     from glissando.training.hook import Hook
 
-    train_csv, test_csv = tables(task, settings.data, settings.out)
+    train_csv, tests = tables(task, settings.data, settings.out)
     preset = {name: value for name, value in load_preset("liquid-series", "series").items() if name != "about"}
     given = merge({}, TASKS[task]["options"], {"data": {"path": str(train_csv)}})
     if "static_path" in given["data"]:
         given["data"]["static_path"] = str(settings.data / given["data"]["static_path"])
     budget = {"seed": seed, "seconds": settings.seconds, "optimizer": {"learning_rate": rate}}
     base = merge(SeriesRunConfig, {"data": {}}, preset, given, {"training": budget})
-    chosen = model_of(model, settings.parameters, prepare(series_config({**base, "model": {}}).data, None))
-    config = series_config({**base, "model": chosen})
+    if (task, model) not in _CHOSEN:
+        _CHOSEN[task, model] = model_of(
+            model, settings.parameters, prepare(series_config({**base, "model": {}}).data, None)
+        )
+    config = series_config({**base, "model": _CHOSEN[task, model]})
     run = settings.out / f"{task}-{model}-{rate}-{seed}"
     train(config, run, Hook())
     summary = json.loads((run / "summary.json").read_text())
-    figures = evaluate(run, str(test_csv)).as_dict()
+    found = {name: evaluate(run, str(path)).as_dict()["targets"] for name, path in tests.items()}
     size = SeriesModel.load(run).num_parameters()
     return {
         "task": task, "model": model, "rate": rate, "seed": seed, "seconds": settings.seconds, "parameters": size,
-        "steps": summary["steps"], "valid": summary["best"]["loss"], "targets": figures["targets"],
+        "steps": summary["steps"], "best": summary["best"]["step"], "valid": summary["best"]["loss"], "tests": found,
     }  # fmt: skip
+
+
+#: options of the model by task and name, for all seeds
+_CHOSEN: dict[tuple[str, str], dict[str, Any]] = {}
 
 
 def compared(task: str, model: str, settings: argparse.Namespace) -> Iterator[dict[str, Any]]:
@@ -188,43 +253,47 @@ def compared(task: str, model: str, settings: argparse.Namespace) -> Iterator[di
 
 
 def error(figures: dict[str, dict[str, float]], who: str) -> float:
-    """RMSE over that of the training mean, or the accuracy of classes."""
+    """RMSE over that of the training mean, or of classes the accuracy, or AUROC of two."""
     if "accuracy" in figures[who]:
-        return figures[who]["accuracy"]
+        return figures[who]["accuracy" if "auroc" not in figures[who] else "auroc"]
     return figures[who]["rmse"] / figures["mean"]["rmse"]
 
 
-def line(name: str, values: list[dict[str, Any]], channels: list[str], who: str = "model") -> str:
+def line(name: str, values: list[dict[str, Any]], test: str, channels: list[str], who: str = "model") -> str:
     """The median over seeds, a channel each."""
-    cells = [median(error(one["targets"][channel], who) for one in values) for channel in channels]
+    cells = [median(error(one["tests"][test][channel], who) for one in values) for channel in channels]
     size = f"{values[0]['parameters']:,}" if who == "model" else ""
     return f"{name:12} {size:>8} " + " ".join(f"{cell:10.4f}" for cell in cells) + f" {mean(cells):10.4f}"
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
+def main(arguments: Sequence[str] | None = None, models: Mapping[str, Any] = MODELS) -> None:
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.series.compare", description="Compare mixers and a GRU."
     )
     parser.add_argument("tasks", nargs="*", help=f"of {', '.join(TASKS)}; all by default")
     parser.add_argument("--data", type=Path, required=True, help="folder that benchmarks.series.fetch wrote")
     parser.add_argument("--out", type=Path, required=True, help="folder of tables, runs and results.jsonl")
-    parser.add_argument("--models", default=",".join(MODELS), help="names, with commas between")
-    parser.add_argument("--seconds", type=float, default=60.0, help="of training, a model")
+    parser.add_argument("--models", default=",".join(models), help="names, with commas between")
+    parser.add_argument("--seconds", type=float, default=60.0, help="of the process's CPU, a training")
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--parameters", type=int, default=20_000)
     settings = parser.parse_args(arguments)
     register_mixer("gru", GRUConfig)(GRU)
+    MODELS.update(models)
     torch.set_num_threads(1)
+    Clock.now = staticmethod(time.process_time)  # whatever else the machine does
     settings.out.mkdir(parents=True, exist_ok=True)
     for task in settings.tasks or TASKS:
-        channels = TASKS[task]["score"]
-        print(f"\n{task}, test of {settings.seconds:g} s a model; {' '.join(channels)}, mean", flush=True)
+        channels, tests = TASKS[task]["score"], ["", *TASKS[task].get("tests", {})]
+        print(f"\n{task}, {settings.seconds:g} s a model; {' '.join(channels)}, mean", flush=True)
         for model in settings.models.split(","):
             values = list(compared(task, model, settings))
-            print(line(model, values, channels), flush=True)
+            for test in tests:
+                print(line(f"{model} {test}".strip(), values, test, channels), flush=True)
         for who in ("anchor", "last value", "one period before"):
-            if all(who in values[0]["targets"][channel] for channel in channels):
-                print(line(who, values, channels, who))
+            for test in tests:
+                if all(who in values[0]["tests"][test][channel] for channel in channels):
+                    print(line(f"{who} {test}".strip(), values, test, channels, who))
 
 
 if __name__ == "__main__":

@@ -8,7 +8,6 @@ import dataclasses
 import math
 import os
 import sys
-import time
 from pathlib import Path
 from typing import Any, Literal
 
@@ -292,9 +291,9 @@ class Loop:
         if t.seconds is not None and t.validate_every is None:
             number = max(1, sum(1 for _ in self.task.batches("valid")))
             for _ in range(2):  # the first call is slower than those that follow
-                began = time.perf_counter()
+                began = self.clock.now()
                 self.task.score(self.model, fabric.device, number, Shard(fabric.global_rank, fabric.world_size))
-            self._settle_stride(t.seconds, max(time.perf_counter() - began, 1e-9))
+            self._settle_stride(t.seconds, max(self.clock.now() - began, 1e-9))
         self.validate()
         if self.metrics is not None:
             self.metrics.write({"step": 0, "epoch": 0, "tokens": 0, "seconds": self.clock.elapsed(), **self.validation})
@@ -302,7 +301,7 @@ class Loop:
 
     def validate(self) -> None:
         """Score what is held out; may end the training early."""
-        state, fabric, began = self.state, self.fabric, time.perf_counter()
+        state, fabric, began = self.state, self.fabric, self.clock.now()
         shard = Shard(fabric.global_rank, fabric.world_size)
         self.validation = self.task.score(self.model, fabric.device, max(1, state.valid_stride), shard)
         self.validated_step, loss = state.step, self.validation["valid_loss"]
@@ -311,7 +310,7 @@ class Loop:
         if loss < state.best:
             state.best, state.best_step, state.waited = loss, state.step, 0
         self._stop_if_finished()
-        self.validation_cost = time.perf_counter() - began
+        self.validation_cost = self.clock.now() - began
         state.validation_seconds += self.validation_cost
 
     # ---------------------------------------------------------------------- logging and sampling
