@@ -308,6 +308,10 @@ def test_static_facts_and_labels_of_a_second_table(tmp_path):
     assert (encoding.label, encoding.classes) == ("series", ["1", "0"])
     assert f"without a row in {facts}: 1 series, c" in panel.report
     assert "not scored: 1 series without 'died'" in panel.report
+    chosen, _ = read_panel(
+        SeriesData(**options, columns="hdl,sbp,chol"), path
+    )  # a label is no channel of the long table
+    assert chosen.labels.tolist() == panel.labels.tolist()
     with pytest.raises(ConfigError, match=r"data\.static_path is given and data\.static names none of its columns"):
         panel_of(path, **MEASURED, static_path=str(facts))
     write(facts, "age,id\n70,b\n40,a\n41,a\n")

@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import csv
 import json
+import shutil
 import subprocess
 import sys
 import time
@@ -214,6 +215,7 @@ def trained(task: str, model: str, rate: float, seed: int, settings: argparse.Na
         )
     config = series_config({**base, "model": _CHOSEN[task, model]})
     run = settings.out / f"{task}-{model}-{rate}-{seed}"
+    shutil.rmtree(run, ignore_errors=True)  # of a comparison that was ended, or had another budget
     train(config, run, Hook())
     summary = json.loads((run / "summary.json").read_text())
     found = {name: evaluate(run, str(path)).as_dict()["targets"] for name, path in tests.items()}

@@ -179,7 +179,7 @@ def _channels(
 ) -> tuple[list[str], list[str]]:
     """The numeric and the categorical channels."""
     if channels is not None:
-        return _long_channels(data, table, channels)
+        return _long_channels(data, table, channels, data.target if task == "forecast" else ())
     wanted = [*data.columns, *(data.target if task == "forecast" and data.columns else ())]
     _require(table.source, table.columns, wanted, "columns")
     used = {data.group, data.time, *data.static, *data.future, *target}
@@ -222,8 +222,10 @@ def _left_out(name: str, column: tables.Column) -> str | None:
     return None
 
 
-def _long_channels(data: SeriesData, table: Table, channels: Names) -> tuple[list[str], list[str]]:
-    chosen = list(dict.fromkeys([*data.columns, *(data.target if data.columns else ())])) or channels.names
+def _long_channels(
+    data: SeriesData, table: Table, channels: Names, forecast: Sequence[str]
+) -> tuple[list[str], list[str]]:
+    chosen = list(dict.fromkeys([*data.columns, *(forecast if data.columns else ())])) or channels.names
     for name in chosen:
         if name not in channels.names:
             raise unknown_name(f"channel of {table.source}, column {data.channel!r}", name, channels.names)
