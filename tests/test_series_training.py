@@ -555,7 +555,7 @@ def test_columns_are_named_as_the_file_names_them(given, tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["trian"], "action 'trian' is none of train, evaluate, predict, serve, export, example. Did you mean 'train'?"),
+        (["trian"], "action 'trian' is none of train, evaluate, predict, serve, export, example"),
         (["train"], "--out is missing"),
         (["train", "--out", "x"], "data.path is missing"),
         (["train", "somewhere", "--out", "x"], "`series train` takes no 'somewhere'"),
