@@ -32,13 +32,11 @@ SPEED = "speed.json"
 _SPEED_FORMAT = 3
 
 
-def compare(
-    comparison: Comparison, show_table: bool = True, cluster: Cluster | None = None
-) -> tuple[Path, list[ModelResult]]:
+def compare(comparison: Comparison, cluster: Cluster | None = None) -> tuple[Path, list[ModelResult]]:
     """Do what is missing of the comparison; returns the report's path on this machine and the results.
 
-    The table of all models, the best first, is printed at the end if `show_table`. With a `cluster` trainings are
-    tasks of Ray, side by side; else they follow each other in this process.
+    The table of all models, the best first, is printed at the end. With a `cluster` trainings are tasks of Ray, side by
+    side; else they follow each other in this process.
 
     Raises ConfigError, UnknownNameError, DataError or RunError before anything is trained where that can be known;
     TrainingError where no learning rate of any model works. Ctrl-C raises KeyboardInterrupt once the step in progress
@@ -63,8 +61,7 @@ def compare(
         log.print("writing the report")
         results = gather(comparison, sweep, runs, probes, chosen, speed)
         report = write_report(comparison, results)
-        if show_table:
-            log.print("\n".join(_table(results)))
+        log.print("\n".join(_table(results)))
         return report, results
 
 
