@@ -27,7 +27,6 @@ from glissando.depth import DiscreteConfig
 from glissando.errors import GlissandoError, MissingExtraError, Refused
 from glissando.export import check
 from glissando.export.check import Check
-from glissando.export.manifest import write_tokenizer
 from glissando.generation import tokenizer_of
 from glissando.mixers import AttentionConfig
 from glissando.mixers.rope import ROPE_BASE
@@ -98,7 +97,7 @@ def export(model: LanguageModel, stream: list[int], context: int, out: Path) -> 
         texts = check.texts_of(stream, None)
         found = check.compare(model, reader, reader.start, texts, None, "Llama's equations in NumPy, from the file")
         found.require_equal()
-        write_tokenizer(tokenizer, folder)
+        tokenizer.save(folder)
         write_atomic(folder / "example.py", _EXAMPLE.format(context=context).encode())
         text = _TEXT.format(file=FILE, context=context, end=tokenizer.eos_id)
         heading = (
@@ -252,7 +251,7 @@ def _byte_level(tokenizer: Tokenizer) -> tuple[list[str], list[str]]:
     )
     if not isinstance(tokenizer, HFTokenizer) or tokenizer.token_bytes is None:
         raise refused
-    spec = json.loads(tokenizer.backend_json())
+    spec = json.loads(tokenizer.to_json())
     steps = spec["pre_tokenizer"]
     if spec["model"]["type"] != "BPE" or steps["type"] != "ByteLevel" or not steps.get("use_regex", True):
         raise refused

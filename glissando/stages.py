@@ -99,12 +99,12 @@ def plans(config: RunConfig, out: Path) -> list[Plan]:
 
     Raises ConfigError for names that are no names or not unique, unknown options, and budgets that make no sense.
     """
-    for name, ours in (("devices", config.training.devices), ("num_nodes", config.training.num_nodes)):
-        if (other := next((s for s in config.stages if s.training.get(name, ours) != ours), None)) is not None:
-            raise ConfigError(
-                f"all stages train in the same processes: training.{name} is {ours}, and {other.training[name]!r} in "
-                f"stage {other.name}; give it once, outside the stages"
-            )
+    devices = config.training.devices
+    if (other := next((s for s in config.stages if s.training.get("devices", devices) != devices), None)) is not None:
+        raise ConfigError(
+            f"all stages train in the same processes: training.devices is {devices}, and {other.training['devices']!r} "
+            f"in stage {other.name}; give it once, outside the stages"
+        )
     names = [stage.name for stage in config.stages]
     for name in names:
         if not re.fullmatch(r"[A-Za-z0-9_.-]+", name):

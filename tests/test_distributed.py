@@ -276,16 +276,14 @@ def test_shares_of_a_batch_make_up_the_whole(tmp_path):
 
 
 def test_number_of_this_process(monkeypatch):
-    for name in ("RANK", "LOCAL_RANK", "NODE_RANK", "SLURM_PROCID", "TORCHELASTIC_RUN_ID"):
+    for name in ("RANK", "LOCAL_RANK", "SLURM_PROCID", "TORCHELASTIC_RUN_ID"):
         monkeypatch.delenv(name, raising=False)
     assert launch.rank() == 0
-    assert launch.processes(TrainingConfig(devices=4, num_nodes=2)) == (4, 2)
+    assert launch.processes(TrainingConfig(devices=4)) == (4, 1)
     monkeypatch.setenv("SLURM_PROCID", "3")
     assert launch.rank() == 3
     monkeypatch.setenv("LOCAL_RANK", "0")
     assert launch.rank() == 0
-    monkeypatch.setenv("NODE_RANK", "1")
-    assert launch.rank() != 0
     monkeypatch.setenv("RANK", "5")
     assert launch.rank() == 5
     for name, value in (("TORCHELASTIC_RUN_ID", "x"), ("LOCAL_WORLD_SIZE", "2"), ("WORLD_SIZE", "6")):

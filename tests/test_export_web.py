@@ -137,7 +137,7 @@ TEXTS = [
 @pytest.mark.parametrize("kind", ["bytes", "hf"])
 def test_the_page_encodes_as_the_library(kind, scripts):
     tokenizer = ByteTokenizer() if kind == "bytes" else bpe()
-    spec = None if kind == "bytes" else tokenizer.backend_json()
+    spec = None if kind == "bytes" else tokenizer.to_json()
     encode = """async ([kind, spec, texts]) => {
         const { tokenizerOf } = await import("/tokenizer.js");
         const tokenizer = tokenizerOf(kind, JSON.parse(spec));

@@ -217,7 +217,7 @@ class LettersOptions(DataOptions):
 @glissando.register_corpus("letters", LettersOptions)
 class Letters(ShiftCorpus):
     def __init__(self, tokenizer, letters, **options):
-        super().__init__(tokenizer, min_len=letters, max_len=letters, **options)
+        super().__init__(tokenizer, length=letters, **options)
 
 count = globals().get("count", 0) + 1
 '''

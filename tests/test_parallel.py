@@ -75,7 +75,7 @@ STAGES = [
 def test_stages_share_their_processes(tmp_path):
     """The second grows the model of the first, and shards it; without torchrun, so that Fabric starts the processes."""
     one, two, config = tmp_path / "one", tmp_path / "two", tmp_path / "stages.yaml"
-    short = {"model": {"max_length": 24}, "training.sample_prompt": "a"}  # samples end soon
+    short = {"model": {"max_length": 24}}  # samples end soon
     train_stages(configuration(tmp_path, PLAIN, BRIEF, short, {"stages": STAGES}), one)
     sharded = [STAGES[0], {**STAGES[1], "training": {"steps": 2, "strategy": "fsdp"}}]
     shared = mapping(tmp_path, PLAIN, BRIEF, short, {"stages": sharded, "training.devices": 2})

@@ -35,7 +35,7 @@ COMMON = {
     "training.optimizer.release": None, "training.clip": 1.0, "training.precision": "32-true",
     "training.compile": False, "training.freeze": [], "training.neutral_kl": 0.0,
     "training.early_stopping": None, "training.seed": 0, "training.devices": 1,
-    "training.num_nodes": 1, "training.accelerator": "auto",
+    "training.accelerator": "auto",
     "training.strategy": "auto",
     "model.block.order": "pre", "model.block.mixer_scale": None, "model.block.mixer_dropout": 0.0,
     "model.block.mlp.hidden": None, "model.depth.kind": "discrete", "model.norm": "layer",
@@ -43,7 +43,7 @@ COMMON = {
     "data.tokenizer.kind": "bytes", "training.optimizer.beta2": 0.999, "training.optimizer.weight_decay": 0.01,
     "training.schedule.warmup_steps": 0, "training.accumulate": 1,
     "training.gradient_checkpointing": False, "training.validate_every": None, "training.save_every": None,
-    "training.sample_every": None, "training.sample_prompt": None, "training.log_every": 10,
+    "training.sample_every": None, "training.log_every": 10,
 }
 ATTENTION = {
     "model.mixer.kv_heads": None, "model.mixer.head_size": None, "model.mixer.keys": "own",
@@ -69,7 +69,6 @@ PUBLISHED = {
         "training.gradient_checkpointing": (True, "USE_CHECKPOINT = True"),
         "training.log_every": (100, "PRINT_EVERY = 100"), "training.save_every": (1000, "CHECKPOINT_EVERY = 1000"),
         "training.sample_every": (1000, "CHECKPOINT_EVERY = 1000"),
-        "training.sample_prompt": ("Once upon a time", "Once upon a time"),
     }, {
         # no MLP; P is the complex norm of a tied step; nothing is held out there, and everything is scored in training
         "model.mixer.projections": False, "model.mixer.channels": None,
@@ -97,7 +96,7 @@ PUBLISHED = {
         "model.mixer.rope_on_value": True, "model.mixer.dropout": 0.0, "model.block.mlp.bias": True,
         "model.depth.gated": [], "model.depth.mean_gate": False, "model.final_norm": False, "model.head_bias": True,
         "model.max_length": None, "data.seq_len": 32, "data.batch_size": 128,
-        "data.min_len": 4, "data.max_len": 12, "data.valid_rows": 512, "training.schedule.kind": "constant",
+        "data.length": 12, "data.valid_rows": 512, "training.schedule.kind": "constant",
     }),
     "hybrid-ode": Publication("hybrid-ode-transformer.txt", {
         "model.hidden_size": (256, "d_model=256"), "model.max_length": (128, "max_seq_len=128"),
@@ -171,7 +170,7 @@ PUBLISHED = {
     }, {
         # a layer and its gates as published; no training is
         "model.mixer.dynamics": "dense", "model.mixer.layer": "published", "model.mixer.state_dependence": True,
-        "model.mixer.adaptation": 0.1, "model.mixer.steps": None,
+        "model.mixer.adaptation": 0.1, "model.mixer.steps": None, "model.mixer.input": "held",
         "model.mixer.coupled": None, "model.mixer.turns": None, "model.block.mlp_dropout": 0.0,
         "model.block.mlp.kind": "none", "model.block.mlp.bias": False, "model.depth.gated": [],
         "model.depth.mean_gate": True, "model.head_bias": True, "data.kind": "stories", "data.batch_size": 1,

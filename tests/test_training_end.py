@@ -240,15 +240,6 @@ def test_epochs_of_what_never_ends_are_refused(tmp_path):
 # ---------------------------------------------------------------------- what is shown
 
 
-def test_a_sample_prompt_of_ones_own(tmp_path):
-    options = {"training": {"steps": 2, "sample_every": 2, "sample_prompt": "Dear: me #1"}}
-    run = train(configuration(tmp_path, options), tmp_path / "run").path
-    assert (run / "samples.txt").read_text().startswith("--- step 2\nDear: me #1|")
-    learned = {"model": {"max_length": 16}, "training.sample_prompt": "x" * 16}
-    with pytest.raises(ConfigError, match=r"training\.sample_prompt has 16 tokens, and model\.max_length 16"):
-        train(configuration(tmp_path, learned), tmp_path / "long")
-
-
 def test_the_log_has_accuracy_stability_and_epoch(tmp_path, capsys):
     options = {"training": {"steps": 6, "log_every": 3, "validate_every": 2, "accumulate": 2}}
     config = configuration(tmp_path, PLAIN, options)

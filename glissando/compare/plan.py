@@ -151,8 +151,8 @@ class Comparison:
         configs = {name: self.config(Job("run", name, 0, self.rates(name)[0])) for name in self.names}
         for name, config in configs.items():
             config.check(1)
-            if config.training.devices * config.training.num_nodes > 1:
-                raise ConfigError("compare trains in one process on one device; remove training.devices and num_nodes")
+            if config.training.devices > 1:
+                raise ConfigError("compare trains in one process on one device; remove training.devices")
             if config.training.early_stopping is not None:
                 raise ConfigError(
                     f"training.early_stopping is {config.training.early_stopping} ({name}), which would give each "

@@ -50,11 +50,9 @@ class FileOptions:
     """A tokenizer.json.
 
     path  the file
-    eos   the token that ends a document, if it has an unusual name
     """
 
     path: str
-    eos: str | None = None
 
 
 def _named(text: str) -> dict[str, str]:
@@ -181,12 +179,10 @@ class JsonlOptions(FilesOptions):
 class ShiftOptions(GeneratedOptions):
     """Generated pairs: printable characters, and each of them moved by one place.
 
-    min_len  smallest number of characters of a text
-    max_len  largest number of characters of a text
+    length  largest number of characters of a text; the smallest is 4, where that is less
     """
 
-    min_len: int = 4
-    max_len: int = 12
+    length: PositiveInt = 12
 
 
 @options
@@ -229,14 +225,10 @@ class MqarOptions(GeneratedOptions):
 class ParityOptions(GeneratedOptions):
     """Generated bits; after each, the model answers with the parity so far.
 
-    min_len    smallest number of bits, or moves, of a row
-    max_len    largest number of bits, or moves, of a row
-    valid_len  number of bits, or moves, of a held-out row; None: as in training
+    length  largest number of bits, or moves, of a row; the smallest is 1
     """
 
-    min_len: int = 1
-    max_len: int = 40
-    valid_len: PositiveInt | None = None
+    length: PositiveInt = 40
 
 
 @options
@@ -251,38 +243,38 @@ class TrackingOptions(ParityOptions):
 
 @options
 class CopyOptions(GeneratedOptions):
-    """Generated symbols, a long blank, and then the symbols in their order.
+    """Ten generated symbols, a long blank, and then the symbols in their order.
 
-    symbols  number of symbols to remember
-    delay    number of characters between the last symbol and the first answer
+    length  number of characters between the last symbol and the first answer
     """
 
-    symbols: PositiveInt = 10
-    delay: PositiveInt = 100
+    #: to remember
+    symbols: ClassVar[int] = 10
+
+    length: PositiveInt = 100
 
 
 @options
 class SelectiveCopyOptions(GeneratedOptions):
-    """Generated symbols scattered over noise, and then the symbols in their order.
+    """Sixteen generated symbols scattered over noise, and then the symbols in their order.
 
-    symbols  number of symbols to remember
-    length   number of characters over which they are scattered
+    length  number of characters over which they are scattered, at least 16
     """
 
-    symbols: PositiveInt = 16
-    length: PositiveInt = 128
+    #: to remember
+    symbols: ClassVar[int] = 16
+
+    length: Annotated[int, Field(ge=16)] = 128
 
 
 @options
 class InductionOptions(GeneratedOptions):
     """Random symbols with a mark among them; at the second mark, the answer is the symbol after the first.
 
-    length     number of characters of a row, at least 3: a mark, a symbol and the mark again
-    valid_len  number of characters of a held-out row; None: as in training
+    length  number of characters of a row, at least 3: a mark, a symbol and the mark again
     """
 
     length: Annotated[int, Field(ge=3)] = 128
-    valid_len: Annotated[int, Field(ge=3)] | None = None
 
 
 @options
@@ -394,7 +386,7 @@ def build_tokenizer(config: DataOptions) -> Tokenizer:
 
         return gpt2()
     if isinstance(config.tokenizer, FileOptions):
-        return load_tokenizer(config.tokenizer.path, config.tokenizer.eos)
+        return load_tokenizer(config.tokenizer.path)
     return as_bytes
 
 

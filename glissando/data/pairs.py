@@ -124,7 +124,7 @@ class PairsCorpus(RowCorpus):
 
 
 class ShiftCorpus(PairsCorpus):
-    """Random printable inputs of `min_len` to `max_len` characters, and each character moved by one (see `shift`).
+    """Random printable inputs of 4 to `length` characters, and each character moved by one (see `shift`).
 
     New inputs are drawn for ever. A fixed hash of an input decides once and for all, for every seed, whether it is held
     out (a tenth are): training and held-out inputs cannot overlap.
@@ -137,10 +137,8 @@ class ShiftCorpus(PairsCorpus):
         """By the keywords of `ShiftOptions`."""
         o = ShiftOptions(**options)
         super().__init__(tokenizer, o)
-        if not 1 <= o.min_len <= o.max_len:
-            raise ConfigError(f"min_len {o.min_len} and max_len {o.max_len} must obey 1 <= min_len <= max_len")
-        self._lengths = o.min_len, o.max_len
-        self._require_room(2 * o.max_len + 2, f"a pair of max_len {o.max_len}")  # a character is a token at most
+        self._lengths = min(4, o.length), o.length
+        self._require_room(2 * o.length + 2, f"a pair of length {o.length}")  # a character is a token at most
         self._valid = self.held_out(o.valid_rows)
 
     def training_pairs(self, rows: np.ndarray) -> list[Pair]:
@@ -160,7 +158,7 @@ class ShiftCorpus(PairsCorpus):
                 found[text] = None
         raise ConfigError(
             f"there are fewer than {n} different inputs of {self._lengths[0]} to {self._lengths[1]} "
-            "characters on this side of the split; raise max_len or ask for fewer pairs"
+            "characters on this side of the split; raise data.length or ask for fewer pairs"
         )
 
     def _inputs(self, rows: np.ndarray, seed: int, *, held_out: bool) -> list[str]:
@@ -183,7 +181,7 @@ class ShiftCorpus(PairsCorpus):
                 break
         else:
             side = "held-out" if held_out else "training"
-            raise ConfigError(f"no {side} input of {low} to {high} characters was found; raise max_len")
+            raise ConfigError(f"no {side} input of {low} to {high} characters was found; raise data.length")
         return [row[:n].tobytes().decode("ascii") for row, n in zip(characters, lengths, strict=True)]
 
     def _pairs(self, inputs: list[str], seed: int) -> list[Pair]:

@@ -18,7 +18,6 @@ from glissando.data.corpora import (
     TrackingOptions,
 )
 from glissando.data.tasks import ASCII, Draw, Probe, TaskCorpus, codes, lengths_of
-from glissando.errors import ConfigError
 
 # Keys of independent random streams.
 _LENGTHS, _MOVES, _KEYS, _VALUES, _QUERIES, _SYMBOLS, _PLACES = range(7)
@@ -137,31 +136,23 @@ def following(o: ParityOptions, automaton: Automaton, facts: dict[str, object]) 
     The states are targets and never read: with the state before a letter in sight, its next would be a matter of the
     last two tokens and not of memory. So a sampled text is an answer for one character.
 
-    L is even over `min_len` to `max_len`; of held-out rows it is `valid_len`, where that is given, to see whether
-    what was learned holds for longer rows. Raises ConfigError for lengths that are not in order.
+    L is even over 1 to `length`. Whether what was learned holds for longer rows, `glissando evaluate RUN --data.length
+    N` shows.
     """
-    if not 1 <= o.min_len <= o.max_len:
-        raise ConfigError(
-            f"min_len {o.min_len} and max_len {o.max_len} must obey 1 <= min_len <= max_len; lower min_len or raise "
-            "max_len"
-        )
-    trained = o.min_len, o.max_len
-    held_out = trained if o.valid_len is None else (o.valid_len, o.valid_len)
 
     def draw(draw: Draw) -> np.ndarray:
-        low, high = held_out if draw.held_out else trained
-        lengths = low + draw.below(high - low + 1, _LENGTHS)
-        letters = codes(automaton.letters)[draw.many_below(len(automaton.letters), high, _MOVES)]
-        return np.where(np.arange(high) < lengths[:, None], letters, 0).astype(np.uint8)
+        lengths = 1 + draw.below(o.length, _LENGTHS)
+        letters = codes(automaton.letters)[draw.many_below(len(automaton.letters), o.length, _MOVES)]
+        return np.where(np.arange(o.length) < lengths[:, None], letters, 0).astype(np.uint8)
 
     return Probe(
         automaton.letters + automaton.states,
-        1 + max(o.max_len, held_out[1]),
+        1 + o.length,
         draw,
         automaton.run,
         automaton.chance,
-        "raise max_len, or valid_len if that is given",
-        facts={"lengths": list(trained), "held_out_lengths": list(held_out), **facts},
+        "raise data.length",
+        facts={"lengths": [1, o.length], **facts},
     )
 
 
@@ -208,16 +199,16 @@ def tracking(o: TrackingOptions) -> Probe:
 
 
 def copy(o: CopyOptions) -> Probe:
-    """`symbols` = S symbols of eight, a blank, and a question after which they are to be given in their order.
+    """S = 10 symbols of eight, a blank, and a question after which they are to be given in their order.
 
         eos s_1 ... s_S  . . . . :  . . .        after the colon and the S - 1 dots behind it: s_1 ... s_S
 
-    `delay` - 1 dots lie between the last symbol and the colon: T in the source, which has S = 10 and T = 100, 200,
+    `length` - 1 dots lie between the last symbol and the colon: T in the source, which has S = 10 and T = 100, 200,
     300 and 500. Unlike there only the S answers are scored, and not the blanks before them.
 
     Source: Arjovsky, Shah and Bengio, "Unitary evolution recurrent neural networks", 2016 (arXiv 1511.06464), 4.1.
     """
-    n, delay, symbols = o.symbols, o.delay, codes("ABCDEFGH")
+    n, delay, symbols = o.symbols, o.length, codes("ABCDEFGH")
 
     def draw(draw: Draw) -> np.ndarray:
         read = np.full((len(draw.rows), 2 * n + delay - 1), ord(_BLANK), np.uint8)
@@ -228,27 +219,22 @@ def copy(o: CopyOptions) -> Probe:
     def answers(read: np.ndarray) -> np.ndarray:
         return np.concatenate([np.zeros_like(read[:, n:]), read[:, :n]], axis=1)
 
-    facts: dict[str, object] = {"symbols": n, "delay": delay}
+    facts: dict[str, object] = {"symbols": n, "length": delay}
     chance, longest = _any_of("ABCDEFGH"), 2 * n + delay
-    return Probe("ABCDEFGH.:", longest, draw, answers, chance, "raise symbols", n + delay, facts=facts)
+    return Probe("ABCDEFGH.:", longest, draw, answers, chance, "lower valid_rows", n + delay, facts=facts)
 
 
 def selective_copy(o: SelectiveCopyOptions) -> Probe:
-    """`symbols` = S symbols of fourteen at random places among `length` - S dots, then S questions: give them in order.
+    """S = 16 symbols of fourteen at random places among `length` - S dots, then S questions: give them in order.
 
         eos . . s_1 . s_2 s_3 . . . : : :        after the colons: s_1 s_2 s_3
 
-    With the noise and the question the vocabulary has 16 tokens. The source has S = 16 and `length` 4096.
-    Raises ConfigError for more symbols than places.
+    With the noise and the question the vocabulary has 16 tokens. The source has `length` 4096.
 
     Source: Gu and Dao, "Mamba: linear-time sequence modeling with selective state spaces", 2023 (arXiv 2312.00752),
     4.1.1.
     """
     n, length, symbols = o.symbols, o.length, codes("ABCDEFGHIJKLMN")
-    if n > length:
-        raise ConfigError(
-            f"symbols {n} and length {length} must obey 1 <= symbols <= length; lower symbols or raise length"
-        )
 
     def draw(draw: Draw) -> np.ndarray:
         read = np.full((len(draw.rows), length + n), ord(_BLANK), np.uint8)
@@ -265,7 +251,7 @@ def selective_copy(o: SelectiveCopyOptions) -> Probe:
 
     facts: dict[str, object] = {"symbols": n, "length": length}
     chance, longest = _any_of("ABCDEFGHIJKLMN"), 1 + length + n
-    return Probe("ABCDEFGHIJKLMN.:", longest, draw, answers, chance, "raise symbols", length + 1, facts=facts)
+    return Probe("ABCDEFGHIJKLMN.:", longest, draw, answers, chance, "lower valid_rows", length + 1, facts=facts)
 
 
 def induction(o: InductionOptions) -> Probe:
@@ -274,16 +260,14 @@ def induction(o: InductionOptions) -> Probe:
         eos x_1 ... x_i : s x_{i+3} ... x_{L-1} :        after the last: s
 
     With the mark the vocabulary has 16 tokens. The mark's first place is even over all that have one for s behind
-    them. `length` L of the source is 256 in training; of held-out rows it is `valid_len`, where that is given, to see
-    whether what was learned holds for longer rows (there: 64 to 2^20).
+    them. `length` L of the source is 256 in training, and 64 to 2^20 where it is measured.
 
     Source: Gu and Dao, "Mamba: linear-time sequence modeling with selective state spaces", 2023 (arXiv 2312.00752),
     4.1.2, after Olsson et al., "In-context learning and induction heads", 2022 (arXiv 2209.11895).
     """
-    trained, held_out, symbols = o.length, o.valid_len or o.length, codes("ABCDEFGHIJKLMNO")
+    length, symbols = o.length, codes("ABCDEFGHIJKLMNO")
 
     def draw(draw: Draw) -> np.ndarray:
-        length = held_out if draw.held_out else trained
         read = symbols[draw.many_below(len(symbols), length, _SYMBOLS)]
         read[np.arange(len(read)), draw.below(length - 2, _PLACES)] = ord(_ASK)
         read[:, -1] = ord(_ASK)
@@ -294,9 +278,8 @@ def induction(o: InductionOptions) -> Probe:
         answers[:, -1] = read[np.arange(len(read)), (read == ord(_ASK)).argmax(axis=1) + 1]
         return answers
 
-    facts: dict[str, object] = {"length": trained, "held_out_length": held_out}
-    chance, longest = _any_of("ABCDEFGHIJKLMNO"), 1 + max(trained, held_out)
-    return Probe("ABCDEFGHIJKLMNO:", longest, draw, answers, chance, "raise length", facts=facts)
+    chance = _any_of("ABCDEFGHIJKLMNO")
+    return Probe("ABCDEFGHIJKLMNO:", 1 + length, draw, answers, chance, "raise data.length", facts={"length": length})
 
 
 def _any_of(symbols: str) -> Callable[[np.ndarray], dict[str, float]]:

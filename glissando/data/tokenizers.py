@@ -25,7 +25,6 @@ END_OF_TEXT = "<|endoftext|>"
 #: special tokens that end a document in published tokenizers, tried in this order
 EOS_NAMES = (END_OF_TEXT, "<|end_of_text|>", "</s>", "<eos>", "<|im_end|>", "<|eot_id|>", "[SEP]", "[EOS]")
 _BYTES_TYPE = "glissando-bytes"
-_NAMED_EOS_TYPE = "glissando-eos"
 _NUMBERS_TYPE = "glissando-numbers"
 _LARGEST_ID = 1 << 22  # of published vocabularies none has a tenth of that
 _BYTE_TOKEN = re.compile("<0x[0-9A-F]{2}>")
@@ -136,11 +135,10 @@ class NumberTokenizer(Tokenizer):
 class HFTokenizer(Tokenizer):
     """A `tokenizers.Tokenizer` of any kind; its truncation and padding are switched off.
 
-    `eos` names the token that ends a document. Without it the usual names are tried.
-    Raises DataError if there is no such token.
+    A document ends with the first of EOS_NAMES that it has. Raises DataError if there is none.
     """
 
-    def __init__(self, tokenizer: tokenizers.Tokenizer, eos: str | None = None) -> None:
+    def __init__(self, tokenizer: tokenizers.Tokenizer) -> None:
         tokenizer.no_truncation()
         tokenizer.no_padding()
         self._tokenizer = tokenizer
@@ -149,13 +147,11 @@ class HFTokenizer(Tokenizer):
         self.vocab_size = max(vocabulary.values(), default=-1) + 1
         if self.vocab_size > _LARGEST_ID:
             raise DataError(f"the tokenizer has an id {self.vocab_size - 1:,}; ids below {_LARGEST_ID:,} are read")
-        found = next((name for name in EOS_NAMES if name in vocabulary), None)
-        self.eos = eos or found
-        if self.eos is None or self.eos not in vocabulary:
-            what = f"has no token {eos!r}" if eos else f"has none of the usual end tokens {', '.join(EOS_NAMES)}"
-            raise DataError(f"the tokenizer {what}; name the token that ends a document: eos=TOKEN")
-        self._eos_is_named = self.eos != found
-        self.eos_id = vocabulary[self.eos]
+        end = next((name for name in EOS_NAMES if name in vocabulary), None)
+        if end is None:
+            known = ", ".join(EOS_NAMES)
+            raise DataError(f"the tokenizer has no token that ends a document, which is one of {known}: rename its own")
+        self.eos, self.eos_id = end, vocabulary[end]
 
     def encode(self, text: str) -> list[int]:
         _utf8(text)
@@ -168,20 +164,13 @@ class HFTokenizer(Tokenizer):
     def decode(self, ids: Sequence[int]) -> str:
         return self._tokenizer.decode(list(ids), skip_special_tokens=False)
 
-    def backend_json(self) -> str:
-        """Hugging Face's own file, which need not name the token that ends a document."""
-        return self._tokenizer.to_str()
-
     def to_json(self) -> str:
-        text = self.backend_json()
-        if not self._eos_is_named:
-            return text
-        # Hugging Face's own file has no field for the end token.
-        return json.dumps({"type": _NAMED_EOS_TYPE, "eos": self.eos, "tokenizer": json.loads(text)})
+        """Hugging Face's own file."""
+        return self._tokenizer.to_str()
 
     @cached_property
     def token_bytes(self) -> list[bytes] | None:
-        spec = json.loads(self.backend_json())
+        spec = json.loads(self.to_json())
         vocabulary = self._tokenizer.get_vocab(with_added_tokens=True)
         if not _is_byte_level(spec, vocabulary):
             return None
@@ -271,7 +260,7 @@ def train_bpe(texts: Iterator[str], vocab_size: int) -> HFTokenizer:
     return HFTokenizer(backend)
 
 
-def load_tokenizer(path: Path | str, eos: str | None = None) -> Tokenizer:
+def load_tokenizer(path: Path | str) -> Tokenizer:
     """The tokenizer saved at `path` (a file, or a directory with `tokenizer.json`), ours or Hugging Face's.
 
     Raises DataError if it is missing, malformed, or not a tokenizer.
@@ -291,9 +280,7 @@ def load_tokenizer(path: Path | str, eos: str | None = None) -> Tokenizer:
         return _load_bytes(path, spec)
     if kind == _NUMBERS_TYPE:
         return _load_numbers(path, spec)
-    if kind == _NAMED_EOS_TYPE:
-        return _load_hf(path, spec.get("tokenizer"), eos or spec.get("eos"))
-    return _load_hf(path, spec, eos)
+    return _load_hf(path, spec)
 
 
 def _load_bytes(path: Path, spec: dict[str, Any]) -> ByteTokenizer:
@@ -310,7 +297,7 @@ def _load_numbers(path: Path, spec: dict[str, Any]) -> NumberTokenizer:
     return NumberTokenizer(size)
 
 
-def _load_hf(path: Path, spec: object, eos: str | None) -> HFTokenizer:
+def _load_hf(path: Path, spec: object) -> HFTokenizer:
     from tokenizers import Tokenizer as Backend
 
     try:
@@ -320,7 +307,7 @@ def _load_hf(path: Path, spec: object, eos: str | None) -> HFTokenizer:
             f"{path} is JSON but not a tokenizer ({error}); give a {FILE_NAME} of the `tokenizers` package"
         ) from error
     try:
-        return HFTokenizer(backend, eos)
+        return HFTokenizer(backend)
     except DataError as error:
         raise DataError(f"{path}: {error}") from None
 

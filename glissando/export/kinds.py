@@ -14,7 +14,7 @@ from glissando.export import check, readme, smaller
 from glissando.export.check import Check
 from glissando.export.forms import grows
 from glissando.export.graph import Stepper
-from glissando.export.manifest import MANIFEST, Request, graph_manifest, write_json, write_tokenizer
+from glissando.export.manifest import MANIFEST, Request, graph_manifest, write_json
 from glissando.generation import tokenizer_of
 from glissando.model import LanguageModel
 from glissando.runs import Run, require_new
@@ -36,7 +36,7 @@ def _graph(write: Callable[[Stepper, Path], list[str]], runtime: Callable[[Path,
         run = runtime(folder, stepper)
         found = check.compare(request.model, run, stepper.init_state, texts, request.capacity, run.name)
         write_json(folder / MANIFEST, graph_manifest(request, stepper, found.require_equal()))
-        write_tokenizer(tokenizer_of(request.model), folder)
+        tokenizer_of(request.model).save(folder)
         readme.write(request, folder, found)
         return found
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from glissando.data.tokenizers import FILE_NAME, ByteTokenizer, HFTokenizer, Tokenizer
+from glissando.data.tokenizers import FILE_NAME, ByteTokenizer
 from glissando.depth import DEPTHS
 from glissando.export.check import Check
 from glissando.export.graph import BATCH, TIME, Stepper
@@ -82,12 +82,6 @@ def graph_manifest(request: Request, stepper: Stepper, check: Check) -> dict[str
 def mixers_of(model: LanguageModel) -> list[str]:
     """Each kind of mixer once, in the order of the blocks."""
     return list(dict.fromkeys(MIXERS.kind_of(options) for options in model.config.mixers))
-
-
-def write_tokenizer(tokenizer: Tokenizer, folder: Path) -> None:
-    """Ours for bytes; else the file that `tokenizers` itself reads."""
-    text = tokenizer.backend_json() if isinstance(tokenizer, HFTokenizer) else tokenizer.to_json()
-    write_atomic(folder / FILE_NAME, text.encode())
 
 
 def write_json(path: Path, values: dict[str, Any]) -> None:

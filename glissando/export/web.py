@@ -98,7 +98,7 @@ def _reasons(tokenizer: Tokenizer) -> Iterable[str]:
     if not isinstance(tokenizer, HFTokenizer):
         yield f"is a {type(tokenizer).__name__}"
         return
-    spec: dict[str, Any] = json.loads(tokenizer.backend_json())
+    spec: dict[str, Any] = json.loads(tokenizer.to_json())
     model = spec["model"]
     if model["type"] != "BPE":
         yield f"has a model of type {model['type']}"

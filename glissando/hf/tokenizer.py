@@ -42,8 +42,7 @@ def _backend(tokenizer: Tokenizer) -> tuple[Backend, str]:
     if isinstance(tokenizer, ByteTokenizer):
         return _byte_backend(tokenizer.eos_id)
     if isinstance(tokenizer, HFTokenizer):
-        assert tokenizer.eos is not None
-        return Backend.from_str(tokenizer.backend_json()), tokenizer.eos
+        return Backend.from_str(tokenizer.to_json()), tokenizer.eos
     raise ConfigError(
         f"a {type(tokenizer).__name__} has no form in Hugging Face's format; give a ByteTokenizer or an HFTokenizer"
     )

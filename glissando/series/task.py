@@ -59,7 +59,7 @@ class SeriesRunConfig:
         t = self.training
         if not t.budgets:
             t.epochs = 30.0
-        text_only = {"flops": t.flops, "neutral_kl": t.neutral_kl, "sample_prompt": t.sample_prompt}
+        text_only = {"flops": t.flops, "neutral_kl": t.neutral_kl}
         if unused := [name for name, value in text_only.items() if value]:
             raise ConfigError(f"training.{unused[0]} is an option of language models only: leave it out")
         require_parts(t, self.data.batch_size, processes)

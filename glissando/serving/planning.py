@@ -144,11 +144,10 @@ def trained_on(path: str | Path) -> str | None:
 
 
 def prompts(path: str | Path) -> list[str]:
-    """Examples of prompts that suit a run: those on the card of a packaged model, and of a model of the built-in
-    stories those of `stories`; else the prompt of its training's samples, if it has one."""
+    """Examples of prompts that suit a run: those on the card of a packaged model; of a model of the built-in stories,
+    those of `stories`; else none."""
     name = pretrained.packaged_name(path)
     config: Any = {} if name else Run.open(path).read_config()
     if name or config.get("data", {}).get("kind") == "stories":
         return list(pretrained.card(name or "stories")[0].get("prompts", []))
-    prompt = config.get("training", {}).get("sample_prompt")
-    return [prompt] if prompt else []
+    return []

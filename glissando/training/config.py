@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from glissando.training.task import Task
 
 #: options of the machine, not of the training: a run may be resumed with others
-MACHINE = ("devices", "num_nodes", "accelerator", "strategy")
+MACHINE = ("devices", "accelerator", "strategy")
 
 
 @options
@@ -87,11 +87,9 @@ class TrainingConfig(Length):
                              it
     save_every               steps between checkpoints; None: 10 a run, or one every 1000 steps without a budget
     sample_every             steps between samples; None: 10 a run, or one every 1000 steps without a budget
-    sample_prompt            the beginning of samples; None: a held-out beginning
     log_every                steps between rows of metrics.csv
     seed                     seed of the initial weights and of dropout
     devices                  number of processes on each node, each with a GPU of its own if there are GPUs
-    num_nodes                number of nodes
     accelerator              cpu, cuda, mps or another name of Lightning's; auto: the one that PyTorch finds, or else
                              the CPU
     strategy                 how several processes share the model: `ddp`, each has a copy; `fsdp`, weights and
@@ -111,11 +109,9 @@ class TrainingConfig(Length):
     validate_every: PositiveInt | None = None
     save_every: PositiveInt | None = None
     sample_every: PositiveInt | None = None
-    sample_prompt: str | None = None
     log_every: PositiveInt = 10
     seed: Annotated[int, Field(ge=0, lt=2**32)] = 0
     devices: PositiveInt = 1
-    num_nodes: PositiveInt = 1
     accelerator: str = "auto"
     strategy: Literal["auto", "ddp", "fsdp"] = "auto"
 

@@ -158,9 +158,8 @@ class LanguageTask(Task):
         return figures if score.floor is None else figures | {"entropy_floor": score.floor}
 
     def sample(self, model: LanguageModel, tokens: int = 200) -> str:
-        """training.sample_prompt, or a held-out beginning, a bar, and how the model goes on."""
-        prompt = self.config.training.sample_prompt
-        prompt = self.corpus.prompts(1, seed=0)[0] if prompt is None else prompt
+        """A held-out beginning, a bar, and how the model goes on."""
+        prompt = self.corpus.prompts(1, seed=0)[0]
         tokens = min(tokens, tokens_left(model, len(self.corpus.tokenizer.encode(prompt)) + 2))
         model.eval()
         try:
@@ -224,12 +223,6 @@ def fit_to_corpus(config: RunConfig, corpus: Corpus) -> list[str]:
     elif given not in (ModelConfig.vocab_size, tokens):
         notes.append(f"model.vocab_size {given} is too small and not used: the tokenizer has {tokens} tokens")
     require_rows(model, config.data, corpus)
-    length = len(corpus.tokenizer.encode(config.training.sample_prompt or ""))
-    if model.max_length is not None and length >= model.max_length:
-        raise ConfigError(
-            f"training.sample_prompt has {length} tokens, and model.max_length {model.max_length} leaves no more: "
-            "shorten it"
-        )
     labels = list(corpus.control_names)
     if hasattr(model.depth, "control_trained"):
         if labels:

@@ -30,24 +30,16 @@ _together = ContextVar("_together", default=False)
 
 
 def processes(training: TrainingConfig) -> tuple[int, int]:
-    """(processes on this node, nodes): torchrun's where it has started us, else the configuration's."""
+    """(processes on this node, nodes): torchrun's where it has started us, else the configuration's, on this one."""
     if "TORCHELASTIC_RUN_ID" in os.environ:
         here = int(os.environ["LOCAL_WORLD_SIZE"])
         return here, int(os.environ["WORLD_SIZE"]) // here
-    return training.devices, training.num_nodes
+    return training.devices, 1
 
 
 def rank() -> int:
-    """This process's number over all nodes before they are connected, as torchrun, Slurm or Fabric's launcher set it.
-
-    Fabric sets LOCAL_RANK and no RANK; where each node is started by hand, NODE_RANK tells them apart. Such a number is
-    exact for the first process and differs between the others.
-    """
-    if "RANK" in os.environ:
-        return int(os.environ["RANK"])
-    if "LOCAL_RANK" in os.environ:
-        return int(os.environ["LOCAL_RANK"]) + 1000 * int(os.environ.get("NODE_RANK", 0))
-    return int(os.environ.get("SLURM_PROCID", 0))
+    """This process's number over all nodes before they are connected, by torchrun, Fabric or Slurm."""
+    return int(next((os.environ[name] for name in ("RANK", "LOCAL_RANK", "SLURM_PROCID") if name in os.environ), 0))
 
 
 def job() -> str | None:

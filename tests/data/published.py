@@ -22,8 +22,8 @@ def wordpiece_backend(pieces: Sequence[str]) -> Tokenizer:
     return backend
 
 
-def wordpiece(pieces: Sequence[str] = PRINTABLE, eos: str | None = None) -> HFTokenizer:
-    return HFTokenizer(wordpiece_backend(pieces), eos)
+def wordpiece(pieces: Sequence[str] = PRINTABLE) -> HFTokenizer:
+    return HFTokenizer(wordpiece_backend(pieces))
 
 
 def bert() -> Tokenizer:

@@ -121,7 +121,7 @@ def test_a_tokenizer_from_a_file(configs: dict[str, DataOptions], tmp_path: Path
     ("given", "kinds"),
     [
         ({"path": "tok.json"}, "tokenizer file, and the kind is bytes"),
-        ({"kind": "bpe", "eos": "</s>"}, "tokenizer file, and the kind is bpe"),
+        ({"kind": "bpe", "path": "tok.json"}, "tokenizer file, and the kind is bpe"),
         ({"vocab_size": 300}, "tokenizer bpe, and the kind is bytes"),
     ],
 )
