@@ -27,7 +27,7 @@ from glissando.errors import InputError
 from glissando.events.batches import Targets
 from glissando.events.heads import Params, Waits, make_waits
 from glissando.initialization import Scheme
-from glissando.mixers import MIXERS, Context, DeltaConfig, Memo
+from glissando.mixers import MIXERS, Context, LiquidConfig, Memo
 from glissando.mixers.liquid.scan import require_time
 from glissando.series.anchor import logarithm
 from glissando.series.history import Past, at, history, nothing
@@ -69,7 +69,7 @@ class EventConfig(BackboneConfig):
     static: NonNegativeInt = 0
     static_categories: Sizes = field(default_factory=list)
     clock: bool = False
-    mixer: MIXERS.sections() = field(default_factory=lambda: DeltaConfig(input="impulse"))  # type: ignore[valid-type]
+    mixer: MIXERS.sections() = field(default_factory=lambda: LiquidConfig(input="impulse"))  # type: ignore[valid-type]
     init: Scheme = starting(default="torch", of="")
 
 
