@@ -21,6 +21,7 @@ from glissando.series.stream import observe
 
 MIXERS: dict[str, Any] = {
     "liquid": "liquid",
+    "impulses": {"kind": "liquid", "input": "impulse"},
     "delta": {"kind": "delta", "heads": 2},
     "spectral": "spectral",
     "attention": {"kind": "attention", "heads": 2, "window": 4, "forget_gate": True},
