@@ -14,6 +14,7 @@ import torch
 from glissando.cli import main
 from glissando.config import from_dict, to_dict
 from glissando.errors import ConfigError, DataError, NotFiniteError, UnknownNameError
+from glissando.events import EventForecaster
 from glissando.events.batches import After, Steps, Targets, Windows, scales
 from glissando.events.forecast import predict, sample
 from glissando.events.log import parts
@@ -427,3 +428,44 @@ def test_a_run_goes_on_where_its_tables_are_now(tmp_path, monkeypatch, capsys):
     (tmp_path / "moved.csv").write_text("id,age\n1,2\n")
     assert main(["events", "evaluate", "cut", "--threads", "1"]) != 0
     assert "moved.csv is not the text" in capsys.readouterr().err
+
+
+# ---------------------------------------------------------------------- the estimator
+
+
+def test_the_estimator(tmp_path):
+    source = logs(count=20)
+    facts = pandas.DataFrame({"id": range(21), "age": range(20, 41), "stop": 200})
+    options = {"training.steps": 3, "model.hidden_size": 8}
+    forecaster = EventForecaster(
+        group="id", time="t", kind="kind", time_unit="d", start=0, end="stop", static=["age"], options=options
+    )
+    assert forecaster.fit(source, facts=facts) is forecaster
+    found = forecaster.predict(source, horizon="3d", samples=10, facts=facts)
+    assert found["id"].dtype == source["id"].dtype
+    assert set(found["id"]) == set(range(21))  # one has no event, and a future
+    assert (found["t"] == 203).all()
+    assert set(forecaster.sample(source, 30, 20, facts=facts)["kind"]) <= {"k0", "k1", "k2"}
+    score = forecaster.score(source, facts=facts)
+    assert math.isfinite(score)
+    assert forecaster.set_params(seed=1).get_params()["seed"] == 1
+    forecaster.save(tmp_path / "saved")
+    loaded = EventForecaster.load(tmp_path / "saved")
+    assert loaded.get_params() == forecaster.get_params()
+    assert loaded.score(source, facts=facts) == score
+    with pytest.raises(ConfigError, match=r"data\.end is 'stop'"):
+        loaded.predict(source, horizon=3)
+    with pytest.raises(ConfigError, match="not fitted"):
+        EventForecaster(time="t").score(source)
+
+
+def test_the_estimator_opens_a_run(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    logs(count=20).to_csv("log.csv", index=False)
+    line = "events train --data.path log.csv --data.group id --data.time t --data.kind kind --training.steps 2"
+    assert main([*line.split(), "--model.head", "intensity", "--threads", "1", "--out", "run"]) == 0
+    forecaster = EventForecaster.load("run")
+    assert forecaster.head == "intensity"
+    assert forecaster.options == {"training.steps": 2}
+    sklearn_base = pytest.importorskip("sklearn.base", reason="needs scikit-learn")
+    assert sklearn_base.clone(forecaster).get_params() == forecaster.get_params()

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 _HOMES = {
     "EventConfig": "model",
     "EventEncoding": "log",
+    "EventForecaster": "estimators",
     "EventLog": "log",
     "EventModel": "model",
     "EventRun": "task",
@@ -22,6 +23,7 @@ _HOMES = {
 __all__ = sorted(_HOMES)
 
 if TYPE_CHECKING:
+    from glissando.events.estimators import EventForecaster as EventForecaster
     from glissando.events.log import EventEncoding as EventEncoding
     from glissando.events.log import EventLog as EventLog
     from glissando.events.model import EventConfig as EventConfig

@@ -39,7 +39,7 @@ _EVENT, _INPUT, _VALUES, _START = range(4)
 
 
 def read_events(
-    data: EventsData, source: Any = None, encoding: EventEncoding | None = None
+    data: EventsData, source: Any = None, encoding: EventEncoding | None = None, facts: Any = None, values: Any = None
 ) -> tuple[EventLog, EventEncoding]:
     """The events of a table, and what its columns mean to a model.
 
@@ -48,6 +48,8 @@ def read_events(
         source: A file, or a frame of pandas or polars, in the place of data.path.
         encoding: That of a run, for new tables; an event of a kind that it does not know is counted, read as unknown
             and not predicted. Without it, the table says what its columns mean.
+        facts: A file or a frame in the place of data.static_path.
+        values: Likewise, of data.values_path.
 
     Raises:
         DataError: A value cannot be used; the message has the file, the line and the column.
@@ -58,19 +60,19 @@ def read_events(
         raise ConfigError("data.path is missing: name a CSV or Parquet file, or give a frame")
     if data.time is None:
         raise ConfigError("data.time is missing: name the column with the time of each event")
+    facts, values = data.static_path if facts is None else facts, data.values_path if values is None else values
+    named = {**vars(data), "static_path": facts is not None, "values_path": values is not None}
     for option, needed in _NEEDS:
-        if getattr(data, option) and not getattr(data, needed):
+        if named[option] and not named[needed]:
             raise ConfigError(f"data.{option} needs data.{needed}: name that too, or leave data.{option} out")
     table = tables.read_table(data.path if source is None else source, data.delimiter)
-    facts = (
-        None if data.static_path is None else tables.read_table(data.static_path, data.delimiter, "data.static_path")
-    )
+    facts = None if facts is None else tables.read_table(facts, data.delimiter, "data.static_path")
     for option in ("group", "time", "kind"):
         if (name := getattr(data, option)) is not None and name not in table.columns:
             raise unknown_name(f"column of {table.source} (data.{option})", name, table.columns)
     if facts is not None and data.group not in facts.columns:
         raise unknown_name(f"column of {facts.source} (data.group)", str(data.group), facts.columns)
-    return _Reader(data, table, facts, encoding).log()
+    return _Reader(data, table, facts, values, encoding).log()
 
 
 class _Steps(NamedTuple):
@@ -124,8 +126,10 @@ class _Moments(NamedTuple):
 
 
 class _Reader:
-    def __init__(self, data: EventsData, table: Table, facts: Table | None, encoding: EventEncoding | None) -> None:
-        self.data, self.table, self.facts, self.known = data, table, facts, encoding
+    def __init__(
+        self, data: EventsData, table: Table, facts: Table | None, values: Any, encoding: EventEncoding | None
+    ) -> None:
+        self.data, self.table, self.facts, self.values, self.known = data, table, facts, values, encoding
         self.report: list[str] = []
         form = encoding.time_form if encoding is not None else data.time_format or time_form(table, str(data.time))
         if form == "date" and data.time_unit not in (None, "s"):
@@ -291,9 +295,9 @@ class _Reader:
     def _values(self) -> tuple[Panel | None, Times]:
         """The table of values, and the times of its steps."""
         data = self.data
-        if data.values_path is None:
+        if self.values is None:
             return None, Times(np.empty(0, np.int64), 1)
-        table = tables.read_table(data.values_path, data.delimiter, "data.values_path")
+        table = tables.read_table(self.values, data.delimiter, "data.values_path")
         options = SeriesData(
             group=data.group, time=data.time, time_format=self._form, time_unit=data.time_unit, channel=data.channel,
             value=data.value, columns=data.columns, task="forecast", duplicates="mean", delimiter=data.delimiter,
@@ -301,7 +305,7 @@ class _Reader:
         panel, encoding = read_panel(options, table, None if self.known is None else self.known.values)
         if encoding.categorical:
             raise ConfigError(
-                f"{data.values_path}: {', '.join(encoding.categorical)} holds texts, and values are numbers: name the "
+                f"{table.source}: {', '.join(encoding.categorical)} holds texts, and values are numbers: name the "
                 "others in data.columns"
             )
         self.fixed = replace(self.fixed, values=encoding)

@@ -90,17 +90,19 @@ class Prepared(NamedTuple):
     lines: list[str]
 
 
-def prepare(data: EventsData, encoding: EventEncoding | None = None, source: Any = None) -> Prepared:
+def prepare(
+    data: EventsData, encoding: EventEncoding | None = None, source: Any = None, facts: Any = None, values: Any = None
+) -> Prepared:
     """Read and split the table.
 
     Args:
         data: The options of the table.
         encoding: That of a run that goes on.
-        source: A frame in the place of data.path.
+        source: A frame in the place of data.path; facts and values: as read_events takes them.
 
     Raises DataError for what cannot be used.
     """
-    log, encoding = read_events(data, source, encoding)
+    log, encoding = read_events(data, source, encoding, facts, values)
     if data.valid_path is None:
         train, valid, line = parts(log, data, encoding.resolution)
         lines = [*log.report, line]
@@ -276,8 +278,8 @@ class EventRun:
         data = from_dict(EventsData, config["data"], "data")
         return cls(model, from_dict(EventEncoding, config["encoding"], "encoding"), data)
 
-    def save(self, path: str | Path, overwrite: bool = False) -> None:
-        """Write a run directory that `open` opens, whole or not at all.
+    def save(self, path: str | Path, overwrite: bool = False, estimator: Mapping[str, Any] | None = None) -> None:
+        """Write a run directory that `open` opens, whole or not at all; estimator: parameters of one, for its `load`.
 
         Raises RunError, before anything is written, where there is something at `path` that may not be replaced.
         """
@@ -285,15 +287,17 @@ class EventRun:
         require_replaceable(target, overwrite)
         config = {"model": self.model.config, "data": self.data, "encoding": self.encoding}
         plain = {"kind": "events", **{name: to_dict(part) for name, part in config.items()}}
+        plain |= {} if estimator is None else {"estimator": dict(estimator)}
         publish_directory(target, lambda folder: Run.create(folder).write_model(self.model.state_dict(), plain))
 
     def reading(self, options: Mapping[str, Any]) -> EventRun:
         """The same model, which reads tables by other `options` of EventsData."""
         return replace(self, data=from_dict(EventsData, {**to_dict(self.data), **options}, "data"))
 
-    def read(self, source: Any) -> EventLog:
-        """A new table, or frame, as the model reads it. Raises DataError for what it cannot read."""
-        return read_events(self.data, source, self.encoding)[0]
+    def read(self, source: Any, facts: Any = None, values: Any = None) -> EventLog:
+        """A new table, or frame, as the model reads it, with a second one of facts and a third one of values. Raises
+        DataError for what it cannot read."""
+        return read_events(self.data, source, self.encoding, facts, values)[0]
 
     @property
     def scales(self) -> Scales:

@@ -1,0 +1,185 @@
+"""What estimators share: scikit-learn's conventions of parameters, training in memory, saving and loading.
+
+Parameters are those of the constructor and are stored as they are given, `fit` returns the estimator and sets what ends
+in an underscore, so that scikit-learn's `clone`, `cross_val_score` and searches take them; scikit-learn is not needed.
+"""
+
+from __future__ import annotations
+
+import inspect
+import random
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, ClassVar, Self
+
+import numpy as np
+import torch
+
+from glissando.config import flat, from_dict, merge, to_dict
+from glissando.errors import ConfigError, InputError, unknown_name
+from glissando.presets import load_preset
+from glissando.runs import Run
+from glissando.training.fit import train
+from glissando.training.hook import Hook
+from glissando.training.progress import Progress
+
+
+class Estimator:
+    """A subclass has these parameters beside its own.
+
+    preset   of its kind
+    options  more options, as the command line has them
+    seed     of weights, the part that is held out and the order of training
+    verbose  whether training shows its progress
+    """
+
+    run_: Any
+    preset: str
+    options: Mapping[str, Any] | None
+    seed: int
+    verbose: bool
+
+    #: kind of the runs, and folder of the presets
+    _kind: ClassVar[str]
+    #: parameters that are options of the data
+    _data: ClassVar[tuple[str, ...]]
+    #: options of the model that follow from the table
+    _sizes: ClassVar[tuple[str, ...]]
+
+    @classmethod
+    def _classes(cls) -> tuple[Any, Any, Any]:
+        """The classes of a run, of its configuration, and of its model's options."""
+        raise NotImplementedError
+
+    def get_params(self, deep: bool = True) -> dict[str, Any]:
+        """The constructor's parameters."""
+        return {name: getattr(self, name) for name in self._names()}
+
+    def set_params(self, **params: Any) -> Self:
+        """Raises UnknownNameError for one that the constructor has not."""
+        for name, value in params.items():
+            if name not in self._names():
+                raise unknown_name(f"parameter of {type(self).__name__}", name, self._names())
+            setattr(self, name, value)
+        return self
+
+    @classmethod
+    def _names(cls) -> list[str]:
+        return list(inspect.signature(cls).parameters)
+
+    def __repr__(self) -> str:
+        usual = {name: p.default for name, p in inspect.signature(type(self)).parameters.items()}
+        given = [f"{name}={value!r}" for name, value in self.get_params().items() if value != usual[name]]
+        return f"{type(self).__name__}({', '.join(given)})"
+
+    def save(self, path: str | Path, overwrite: bool = False) -> None:
+        """Write a directory that `load` and the commands open.
+
+        Raises RunError where there is something at `path`, InputError for parameters that are no plain values.
+        """
+        self._fitted().save(path, overwrite, estimator=_plain(self.get_params(), "parameters"))
+
+    @classmethod
+    def load(cls, path: str | Path) -> Self:
+        """What `save` wrote, or a run of the command's, whose options become parameters.
+
+        Raises RunError for what is no such run, ConfigError for a run of another task.
+        """
+        run = cls._classes()[0].open(path)
+        cls._require_own(run, path)
+        config = Run.open(path).read_config(kind=cls._kind)
+        made = cls(**(config.get("estimator") or cls._parameters(config)))
+        made._set(run)
+        return made
+
+    @classmethod
+    def _require_own(cls, run: Any, path: str | Path) -> None:
+        """Raise ConfigError for a run that another estimator's is."""
+
+    def _fitted(self) -> Any:
+        if not hasattr(self, "run_"):
+            raise ConfigError(f"this {type(self).__name__} is not fitted: call fit with a frame first")
+        return self.run_
+
+    def _set(self, run: Any) -> None:
+        self.run_ = run
+
+    def _train(self, task: Callable[[Any], Any], more: Mapping[str, Any]) -> Any:
+        """The run of a training, in a directory that lasts as long.
+
+        Args:
+            task: The task of a configuration.
+            more: Options of the configuration, before the user's own.
+        """
+        opened, config, _ = self._classes()
+        given = {name: getattr(self, name) for name in self._data if getattr(self, name) is not None}
+        last = {"preset": self.preset, "data": given, "training": {"seed": self.seed}}
+
+        class InMemory(config):  # type: ignore[misc, valid-type]
+            """A run whose table is the frame."""
+
+            def task(self, resumed: Run | None = None) -> Any:
+                return task(self)
+
+        values = merge(config, _preset(self.preset, self._kind), last, more, self.options or {})
+        with tempfile.TemporaryDirectory() as folder, _generators_kept():
+            train(
+                from_dict(InMemory, {"data": {}, **values}),
+                Path(folder) / "run",
+                Progress() if self.verbose else Hook(),
+            )
+            return opened.open(Path(folder) / "run")
+
+    @classmethod
+    def _parameters(cls, config: Mapping[str, Any]) -> dict[str, Any]:
+        """The parameters of an estimator that would train as a run did; `options` has what its preset does not."""
+        _, kind, model = cls._classes()
+        names = cls._names()
+        preset = config.get("preset") or str(inspect.signature(cls).parameters["preset"].default)
+        sizes = {name: config["model"][name] for name in cls._sizes}
+        data = {name: config["data"][name] for name in cls._data if name in names}
+        base = from_dict(kind, {"data": {}, **merge(kind, _preset(preset, cls._kind), {"data": data})}).as_dict()
+        base["model"] = to_dict(from_dict(model, {**base["model"], **sizes}, "model"))
+        base["training"]["seed"] = data["seed"]
+        found, known = (
+            flat({name: each.get(name, {}) for name in ("data", "model", "training")}) for each in (config, base)
+        )
+        options = {
+            name: value for name, value in found.items()
+            if (name not in known or known[name] != value) and name not in ("data.path", "data.task")
+        }  # fmt: skip
+        made = {**data, "preset": preset, "options": options or None}
+        if "head" in names:
+            made["head"] = options.pop("model.head", None)
+        return made
+
+
+def _preset(name: str, kind: str) -> dict[str, Any]:
+    return {part: value for part, value in load_preset(name, kind).items() if part != "about"}
+
+
+@contextmanager
+def _generators_kept() -> Iterator[None]:
+    """Training seeds every global generator of random numbers: the caller's go on as if it had not."""
+    numpy, python = np.random.get_state(), random.getstate()
+    try:
+        with torch.random.fork_rng():
+            yield
+    finally:
+        np.random.set_state(numpy)
+        random.setstate(python)
+
+
+def _plain(value: Any, where: str) -> Any:
+    """A parameter as YAML has it. Raises InputError for what it has not."""
+    if isinstance(value, np.ndarray | np.generic):
+        value = value.tolist()
+    if value is None or isinstance(value, str | bool | int | float):
+        return value
+    if isinstance(value, Mapping):
+        return {str(name): _plain(part, f"{where}[{name!r}]") for name, part in value.items()}
+    if isinstance(value, Sequence):
+        return [_plain(part, where) for part in value]
+    raise InputError(f"{where} is a {type(value).__name__}, which cannot be saved: give texts, numbers and lists")
