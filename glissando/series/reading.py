@@ -75,7 +75,7 @@ class _Reader:
                 fixed, categorical=categories, static_categorical=static_categories, classes=classes, label=label
             )
         first = steps_.places[steps_.starts[:-1]]
-        origins = first * 0 if steps_.times is None else steps_.times.origins(first, fixed.time_form)
+        origins = first * 0 if data.time is None else steps_.times.origins(first, fixed.time_form)
         panel = Panel(
             steps_.names, steps_.starts, steps_.since_first(), steps_.gaps(), values, codes, future, static,
             static_codes, target, labels, self.table.places[steps_.places], np.ones(self.count, bool),
@@ -98,7 +98,7 @@ class _Reader:
         for name, before in known.items():
             found = tables.names(self.homes[name], name) if cells is None else cells
             raw = place(name, found.codes, -1)
-            present = _by_frequency(found, raw)
+            present = found.by_frequency(raw)
             categories[name] = before if self.is_new else present
             index = {each: number + UNKNOWN + 1 for number, each in enumerate(categories[name])}
             codes.append(np.array([*(index.get(each, UNKNOWN) for each in found.names), MISSING], np.int64)[raw])
@@ -227,7 +227,7 @@ class _Reader:
         found = tables.names(home, name)
         label = fixed.label if self.is_new else self._label_of(name, found)
         raw = (self._fact if label == "series" else self._step)(name, found.codes, -1)
-        present = _by_frequency(found, raw)
+        present = found.by_frequency(raw)
         classes = fixed.classes if self.is_new else present
         if len(classes) < 2:
             raise DataError(
@@ -292,9 +292,3 @@ class _Reader:
 
 def _side_by_side(columns: list[np.ndarray], size: int, dtype: type) -> np.ndarray:
     return np.stack(columns, 1) if columns else np.empty((size, 0), dtype)
-
-
-def _by_frequency(found: Names, codes: np.ndarray) -> list[str]:
-    """The names that codes have, the most frequent first."""
-    counts = np.bincount(codes[codes >= 0], minlength=len(found.names))
-    return [found.names[index] for index in np.argsort(-counts, kind="stable") if counts[index]]

@@ -20,7 +20,7 @@ class Steps(NamedTuple):
     first     (N,) where the rows of each step begin, in `rows`
     series    (N,) the series of each step
     starts    (S + 1,) where the steps of each series begin
-    times     of the table's rows; None: each row is a step
+    times     of the table's rows; without a column of times, their numbers
     unsorted  rows that come after a later time of their series
     """
 
@@ -30,7 +30,7 @@ class Steps(NamedTuple):
     first: np.ndarray
     series: np.ndarray
     starts: np.ndarray
-    times: Times | None
+    times: Times
     unsorted: int
 
     @property
@@ -40,21 +40,15 @@ class Steps(NamedTuple):
 
     def gaps(self) -> np.ndarray:
         """(N,) time since the step before, 0 at the first step of a series."""
-        gaps = np.zeros(len(self.first))
-        if self.times is None:
-            gaps[1:] = 1.0
-        else:
-            gaps[1:] = self.times.between(np.diff(self.times.ticks[self.places]))
+        ticks = self.times.ticks[self.places]
+        gaps = self.times.between(np.diff(ticks, prepend=ticks[:1]))
         gaps[self.starts[:-1]] = 0.0
         return gaps
 
     def since_first(self) -> np.ndarray:
         """(N,) time since the first step of the series."""
-        origin = self.starts[self.series]
-        if self.times is None:
-            return (np.arange(len(self.first)) - origin).astype(np.float64)
         ticks = self.times.ticks[self.places]
-        return self.times.between(ticks - ticks[origin])
+        return self.times.between(ticks - ticks[self.starts[self.series]])
 
 
 def steps(data: SeriesData, table: Table, form: str, among: np.ndarray | None = None) -> Steps:
@@ -63,17 +57,18 @@ def steps(data: SeriesData, table: Table, form: str, among: np.ndarray | None = 
     codes, groups = np.zeros(table.height, np.int64), [""]
     if data.group is not None:
         codes, groups = names(table, data.group, "group")
-    read = None if data.time is None else times(table, data.time, "date" if form == "date" else "number")
     rows = np.arange(table.height) if among is None else np.flatnonzero(among)
     rows = rows[np.argsort(codes[rows], kind="stable")]
-    unsorted, begins = 0, np.ones(len(rows), bool)
-    if read is not None:
-        order = read.order()
-        same = np.diff(codes[rows]) == 0
-        unsorted = int((same & (order[rows[1:]] < order[rows[:-1]])).sum())
-        if unsorted:
-            rows = rows[np.lexsort((order[rows], codes[rows]))]
-        begins[1:] = (np.diff(codes[rows]) != 0) | (order[rows[1:]] != order[rows[:-1]])
+    if data.time is None:
+        read = Times(np.argsort(rows), 1)  # a long table, of which some rows are left out, has times
+    else:
+        read = times(table, data.time, "date" if form == "date" else "number")
+    order = read.order()
+    unsorted = int(((np.diff(codes[rows]) == 0) & (order[rows[1:]] < order[rows[:-1]])).sum())
+    if unsorted:
+        rows = rows[np.lexsort((order[rows], codes[rows]))]
+    begins = np.ones(len(rows), bool)
+    begins[1:] = (np.diff(codes[rows]) != 0) | (order[rows[1:]] != order[rows[:-1]])
     first = np.flatnonzero(begins)
     present, series = np.unique(codes[rows[first]], return_inverse=True)
     starts = np.searchsorted(series, np.arange(len(present) + 1)).astype(np.int64)

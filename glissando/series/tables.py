@@ -92,9 +92,6 @@ class Column:
         numeric = ~self.missing & ~np.isnan(self.numbers)
         return self.values.dtype.kind not in "mM" and int(numeric.sum()) >= MOSTLY * int((~self.missing).sum())
 
-    def __len__(self) -> int:
-        return len(self.values)
-
 
 class Table(NamedTuple):
     """R rows.
@@ -216,18 +213,17 @@ def _frame(source: Any) -> Any:
     """A frame of pandas."""
     import pandas
 
-    try:
-        frame = source if isinstance(source, pandas.DataFrame) else source.to_pandas()
-    except ImportError as error:
-        raise MissingExtraError(f"a frame of polars needs pyarrow: pip install pyarrow ({error})") from error
-    except AttributeError:
-        frame = None
-    if not isinstance(frame, pandas.DataFrame):
+    if isinstance(source, pandas.DataFrame):
+        return source
+    if not hasattr(source, "to_pandas"):
         raise DataError(
             "a table is the path of a CSV or Parquet file, or a frame of pandas or polars; got a "
             f"{type(source).__module__}.{type(source).__qualname__}"
         )
-    return frame
+    try:
+        return source.to_pandas()
+    except ImportError as error:
+        raise MissingExtraError(f"a frame of polars needs pyarrow: pip install pyarrow ({error})") from error
 
 
 def flat(frame: Any, source: str = "frame") -> Any:
@@ -315,9 +311,10 @@ class Names(NamedTuple):
     codes: np.ndarray
     names: list[str]
 
-    def counts(self) -> np.ndarray:
-        """How many rows have each name."""
-        return np.bincount(self.codes[self.codes >= 0], minlength=len(self.names))
+    def by_frequency(self, codes: np.ndarray) -> list[str]:
+        """The names that some codes have, the most frequent first."""
+        counts = np.bincount(codes[codes >= 0], minlength=len(self.names))
+        return [self.names[index] for index in np.argsort(-counts, kind="stable") if counts[index]]
 
 
 def names(table: Table, name: str, what: str | None = None) -> Names:
