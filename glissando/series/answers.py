@@ -14,11 +14,14 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from glissando.errors import DataError
-from glissando.series.batches import Batch, Windows
+from glissando.series.batches import Batch, Ints, Steps, Windows
 from glissando.series.history import Past
 from glissando.series.model import SeriesModel
 from glissando.series.panel import Encoding
 from glissando.series.scores import ANCHOR, LAST, MEAN, Answers, Score, score_classes, score_forecasts
+
+#: questions that the anchor answers at once
+_AT_ONCE = 16384
 
 
 def call(model: SeriesModel, batch: Batch, compiled: bool = False) -> Tensor:
@@ -123,57 +126,75 @@ def measured(model: SeriesModel, found: Answers, encoding: Encoding, naive: np.n
 
 
 @torch.no_grad()
-def answers(model: SeriesModel, held: Windows, stride: int = 1) -> tuple[Answers, np.ndarray]:
+def answers(model: SeriesModel, held: Windows, stride: int = 1) -> tuple[Answers, Ints]:
     """Every scored answer of the windows, beside what needs no training and the anchor; and the panel's step (N,) that
     each is about."""
-    steps, channels, found = held.steps, held.targets, list[dict[str, Any]]()
-    means = model.output_mean.cpu().double()
+    steps, found = held.steps, list[tuple[Tensor, Tensor]]()
     for batch in held.scoring(stride):
-        assert batch.target is not None
         y = call(model, batch).cpu()
-        params, target = y.unsqueeze(-1) if model.config.head == "point" else y, batch.target
-        baselines, horizon = {}, torch.zeros_like(target)
-        gap, about = torch.full_like(target, torch.nan), batch.index
-        if channels is not None:
-            params, target, horizon = (
-                params[:, :, 0],
-                target[:, :, 0],
-                batch.inputs["horizon"].expand_as(target[:, :, 0]),
-            )
-            known = Past(*(part[batch.index] for part in steps.known))
-            ever, age = known.ever[..., channels], known.age[..., channels] * model.time_scale.cpu().double()
-            values = known.value[..., channels] * model.output_scale.cpu().double() + means
-            baselines[LAST] = torch.where(ever, values, torch.nan)
-            gap = torch.where(ever, age + horizon, torch.nan)
-            target = torch.where(steps.row[batch.index].unsqueeze(-1) >= 0, target, torch.nan)
-            baselines[ANCHOR] = _anchored(model, batch, known)
-            about = about + 1
-        baselines[MEAN] = means.expand_as(target)
-        chosen = ~target.isnan()
-        series = steps.series[batch.index].unsqueeze(-1).expand_as(target)
-        parts = {
-            "series": series, "target": target, "horizon": horizon, "gap": gap, **baselines, "params": params,
-            "channel": torch.arange(target.shape[-1]).expand_as(target),
-            "row": steps.row[about.clamp_max(len(steps.row) - 1)].unsqueeze(-1).expand_as(target),
-        }  # fmt: skip
-        found.append({name: part[chosen] for name, part in parts.items()})
-    joined = {name: torch.cat([each[name] for each in found]) for name in found[0]}
-    _require_scored(len(joined["target"]), "every series has a single step" if channels else "the target is missing")
-    rows = joined.pop("row").numpy()
+        params = y.unsqueeze(-1) if model.config.head == "point" else y
+        found.append((batch.index[batch.mask], (params if held.targets is None else params[:, :, 0])[batch.mask]))
+    at, params = (torch.cat(part) for part in zip(*found, strict=True))
+    if held.targets is not None:
+        real = steps.row[at] >= 0
+        return answers_of(model, steps, at[real], at[real] + 1, params[real])
+    assert steps.target is not None
+    target, nowhere = steps.target[at], torch.zeros(len(at), dtype=torch.float64)
+    mean = model.output_mean.double().cpu().expand_as(target)
+    return _joined(steps, at, target, params, nowhere, torch.full_like(target, torch.nan), {MEAN: mean})
+
+
+@torch.no_grad()
+def answers_of(model: SeriesModel, steps: Steps, at: Tensor, about: Tensor, params: Tensor) -> tuple[Answers, Ints]:
+    """Those of G questions whose values were observed, with the forecasts that need no network; and the panel's step
+    (N,) that each is about.
+
+    Args:
+        model: In evaluation mode.
+        steps: Of all series.
+        at: (G,) the step of each question.
+        about: (G,) the step with the values.
+        params: (G, O, P).
+    """
+    targets, known = model.config.targets, Past(*(part[at] for part in steps.known))
+    horizon = torch.where(about == at + 1, steps.gaps[about], steps.time[about] - steps.time[at])
+    mean, scale = model.output_mean.double().cpu(), model.output_scale.double().cpu()
+    ever, age = known.ever[:, targets], known.age[:, targets] * float(model.time_scale)
+    last = torch.where(ever, mean + scale * known.value[:, targets], torch.nan)
+    gap = torch.where(ever, age + horizon.unsqueeze(1), torch.nan)
+    anchor = _anchored(model, steps, known, at, about, horizon)
+    target = torch.where(steps.scored[about].unsqueeze(1), steps.values[about][:, targets], torch.nan)
+    baselines = {LAST: last, MEAN: mean.expand_as(last), ANCHOR: anchor}
+    return _joined(steps, about, target, params, horizon, gap, baselines)
+
+
+def _joined(
+    steps: Steps, about: Tensor, target: Tensor, params: Tensor, horizon: Tensor, gap: Tensor,
+    baselines: dict[str, Tensor],
+) -> tuple[Answers, Ints]:  # fmt: skip
+    """The answers (G, O) that have a target."""
+    rows, outputs = target.isnan().logical_not().nonzero(as_tuple=True)
+    _require_scored(len(rows), "every series has a single step, or no value of the target")
+    place = about[rows]
     made = Answers(
-        params=joined.pop("params"),
-        baselines={name: joined.pop(name).double().numpy() for name in (LAST, MEAN, ANCHOR) if name in joined},
-        **{name: part.numpy() for name, part in joined.items()},
-    )
-    return made, rows
+        steps.series[place].numpy(), outputs.numpy(), target[rows, outputs].numpy(), params[rows, outputs],
+        horizon[rows].numpy(), gap[rows, outputs].numpy(),
+        {name: each[rows, outputs].numpy() for name, each in baselines.items()},
+    )  # fmt: skip
+    return made, steps.row[place].numpy()
 
 
-def _anchored(model: SeriesModel, batch: Batch, known: Past) -> Tensor:
-    like, inputs = model.output_scale, batch.inputs
-    moved = {name: _moved(inputs.get(name), like) for name in ("static", "static_codes", "ahead")}
-    ahead = moved.pop("ahead")
-    horizon = inputs["horizon"][..., 0].to(like)
-    y = model.anchored(
-        Past(*(part.to(like) for part in known)), horizon, ahead=None if ahead is None else ahead[:, :, 0], **moved
-    )
-    return y.cpu().double()
+def _anchored(model: SeriesModel, steps: Steps, known: Past, at: Tensor, about: Tensor, horizon: Tensor) -> Tensor:
+    """(G, O) the anchor's forecasts, float64."""
+    like, found = model.output_scale, list[Tensor]()
+    for chosen in torch.arange(len(at)).split(_AT_ONCE):
+        series = steps.series[at[chosen]]
+        y = model.anchored(
+            Past(*(part[chosen].unsqueeze(1).to(like) for part in known)),
+            horizon[chosen].unsqueeze(1).to(like),
+            steps.static[series].to(like) if steps.static.shape[1] else None,
+            steps.static_codes[series].to(like.device) if steps.static_codes.shape[1] else None,
+            steps.future[about[chosen]].unsqueeze(1).to(like) if steps.future.shape[1] else None,
+        )
+        found.append(y[:, 0].double().cpu())
+    return torch.cat(found)

@@ -14,11 +14,12 @@ import torch
 from torch import Tensor
 
 from glissando.backbone import ModelState
+from glissando.series.answers import answers_of
 from glissando.series.batches import Floats, Ints, Steps
 from glissando.series.history import Past
 from glissando.series.model import SeriesModel
 from glissando.series.panel import Panel
-from glissando.series.scores import ANCHOR, LAST, MEAN, SEASON, Answers, period_of, seasonal_values
+from glissando.series.scores import SEASON, Answers, period_of, seasonal_values
 from glissando.state import select_rows
 
 #: steps that are read at once, over all rows of a batch
@@ -227,61 +228,8 @@ def rolling_answers(
     params = ask(model, steps, at, times, ahead, window)
     origin = np.broadcast_to(at[:, None], about.shape)[real]
     chosen = torch.from_numpy(real)
-    return answers_of(model, panel, steps, origin, about[real], times[chosen].numpy(), params[chosen])
-
-
-def answers_of(
-    model: SeriesModel, panel: Panel, steps: Steps, at: Ints, about: Ints, horizon: Floats, params: Tensor
-) -> tuple[Answers, Ints]:
-    """Those of G questions whose values were observed, with the forecasts that need no network; and the panel's step
-    (N,) that each is about.
-
-    Args:
-        model: In evaluation mode.
-        panel: The series.
-        steps: Those of the panel.
-        at: (G,) the step of each question.
-        about: (G,) the step with the values.
-        horizon: (G,) time between.
-        params: (G, O, P).
-    """
-    targets = model.config.targets
-    target = steps.values[torch.from_numpy(about)][:, targets].numpy()
-    rows, outputs = np.nonzero(~np.isnan(target) & steps.scored.numpy()[about][:, None])
-    origin = torch.from_numpy(at)
-    known = Past(*(part[origin] for part in steps.known))
-    mean, scale = model.output_mean.double().cpu(), model.output_scale.double().cpu()
-    last = (mean + scale * known.value[:, targets]).masked_fill(~known.ever[:, targets], torch.nan)
-    gap = (known.age[:, targets] * float(model.time_scale) + torch.from_numpy(horizon).unsqueeze(1)).masked_fill(
-        ~known.ever[:, targets], torch.nan
-    )
-    baselines = {
-        LAST: last.numpy(), MEAN: mean.expand_as(last).numpy(),
-        ANCHOR: _anchored(model, steps, known, origin, torch.from_numpy(about), horizon),
-    }  # fmt: skip
-    found = Answers(
-        steps.series.numpy()[at][rows], outputs, target[rows, outputs], params[rows, outputs], horizon[rows],
-        gap.numpy()[rows, outputs], {name: each[rows, outputs] for name, each in baselines.items()},
-    )  # fmt: skip
-    place = steps.row.numpy()[about][rows]
-    return with_season(found, panel, targets, panel.times[place]), place
-
-
-def _anchored(model: SeriesModel, steps: Steps, known: Past, at: Tensor, about: Tensor, horizon: Floats) -> Floats:
-    like, series = model.output_scale, steps.series[at]
-    found = []
-    for chosen in torch.arange(len(at)).split(_AT_ONCE):
-        row = series[chosen]
-        found.append(
-            model.anchored(
-                Past(*(part[chosen].unsqueeze(1).to(like) for part in known)),
-                torch.from_numpy(horizon)[chosen].unsqueeze(1).to(like),
-                steps.static[row].to(like) if steps.static.shape[1] else None,
-                steps.static_codes[row].to(like.device) if steps.static_codes.shape[1] else None,
-                steps.future[about[chosen]].unsqueeze(1).to(like) if steps.future.shape[1] else None,
-            )[:, 0].double().cpu()
-        )  # fmt: skip
-    return torch.cat(found).numpy()
+    found, rows = answers_of(model, steps, torch.from_numpy(origin), torch.from_numpy(about[real]), params[chosen])
+    return with_season(found, panel, model.config.targets, panel.times[rows]), rows
 
 
 def with_season(found: Answers, panel: Panel, channels: Sequence[int], time: Floats) -> Answers:
