@@ -26,6 +26,7 @@ SHORTER = {
 FRAGMENTS = {
     ("compare", 0): "trains for an hour; tests/test_compare.py calls the same functions",
     ("decoding", 1): "a pattern over a mixer of one's own; tests/test_decoding.py has a whole one",
+    ("events", 0): "for frames of one's own; tests/test_events.py fits the same",
     ("export", 0): "for a file that was exported; tests/test_series_export.py runs it",
     ("export", 1): "a pattern over a mixer of one's own; tests/test_export.py has a whole one",
     ("huggingface", 1): "for a process that has not imported glissando.hf; tests/test_hf.py starts one",

@@ -93,8 +93,10 @@ def runs(tmp_path_factory) -> Path:
     ):
         rows = [row.format(one, 1e9 + 3600 * t, (3 * one + t) % 7) for one in range(8) for t in range(40)]
         (place / "data" / f"{name}.csv").write_text("\n".join([head, *rows]) + "\n")
-    people = [f"{one},{40 + one},{one % 2}" for one in range(8)]
-    (place / "data" / "nafld_subjects.csv").write_text("\n".join(["id,age,male", *people]) + "\n")
+    people = [f"{one},{40 + one},{one % 2},27,3000" for one in range(8)]
+    (place / "data" / "nafld_subjects.csv").write_text("\n".join(["id,age,male,bmi,futime", *people]) + "\n")
+    events = [f"{one},{300 * t - 900},{('nafld', 'htn', 'MI')[(one + t) % 3]}" for one in range(8) for t in range(9)]
+    (place / "data" / "nafld_events.csv").write_text("\n".join(["id,days,event", *events]) + "\n")
     tiny = {"model": {"hidden_size": 16, "depth": {"layers": 1}}, "training": {"steps": 4}}
     book = {"data": {"kind": "text", "path": "book.txt", "seq_len": 64, "batch_size": 2}}
     (place / "book.yaml").write_text(yaml.safe_dump({"preset": "transformer-nano", **tiny, **book}))
@@ -137,7 +139,7 @@ def shrunk(words: list[str]) -> list[str]:
         reduced += ["--values", "[-1, 0, 1]"]
         reduced += ["--max_tokens", "8", "--cost_rows", "2"]
         reduced += [] if "--prompts" in words else ["--prompts", "2"]
-    if words[:2] == ["series", "train"] and "--resume" not in words:
+    if words[:2] in (["series", "train"], ["events", "train"]) and "--resume" not in words:
         reduced += ["--training.steps", "4"]
     return reduced
 
