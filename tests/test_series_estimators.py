@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import pickle
+import random
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas
 import pytest
+import torch
 from sklearn.base import clone
 from sklearn.model_selection import cross_val_score
 
+from glissando.cli import main
 from glissando.errors import ConfigError, DataError, InputError, UnknownNameError
 from glissando.series.estimators import Classifier, Forecaster
 
@@ -149,18 +152,82 @@ def test_classes_of_frames_and_numbers_as_classes() -> None:
     made = Classifier(group="id", target="kind", options=QUICK).fit(frame)
     assert made.score(frame) > 0.9
     found = made.predict_frame(frame.drop(columns="kind"))
-    assert list(found.columns) == ["id", "kind", "p_down", "p_up"] or list(found.columns) == [
-        "id",
-        "kind",
-        "p_up",
-        "p_down",
-    ]
+    assert list(found.columns) == ["id", "kind", "p_down", "p_up"]
     assert len(found) == 60
     with pytest.raises(ConfigError, match="column of classes is not named"):
         Classifier().fit(frame)
     numbers = Classifier(options=QUICK).fit(X, (y == "up").astype(int))
     assert numbers.predict(X).dtype.kind == "i"
     assert numbers.score(X, (y == "up").astype(int)) > 0.9
+    whole = frame.assign(kind=(frame["kind"] == "up").astype(int))
+    made = Classifier(group="id", target="kind", options=QUICK).fit(whole)
+    assert made.predict(whole).tolist() == made.predict_frame(whole)["kind"].tolist()
+    assert set(made.predict_frame(whole)["kind"]) <= {0, 1}
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+def test_an_array_of_other_channels_is_refused(classifier: Classifier, channels: int) -> None:
+    X, _ = arrays(4)
+    with pytest.raises(InputError, match=f"of {channels} channels, and this Classifier was fitted with arrays of 2"):
+        classifier.predict(np.concatenate([X, X], 1)[:, :channels])
+
+
+def test_a_channel_without_a_value_is_a_channel() -> None:
+    X, y = arrays()
+    X = np.concatenate([X, np.full_like(X[:, :1], np.nan)], 1)
+    made = Classifier(options=QUICK).fit(X, y)
+    assert made.run_.encoding.columns == ["x0", "x1", "x2"]
+    assert made.score(X, y) > 0.9
+
+
+def test_every_parameter_comes_back(classifier: Classifier, forecaster: Forecaster, tmp_path: Path) -> None:
+    for number, made in enumerate((classifier, forecaster)):
+        made.save(tmp_path / str(number))
+        assert type(made).load(tmp_path / str(number)).get_params() == made.get_params()
+    odd = clone(forecaster).set_params(options={"training.steps": np.int64(3), "model.hidden_size": torch.ones(1)})
+    odd._set(forecaster.run_)
+    with pytest.raises(InputError, match=r"parameters\['options'\]\['model.hidden_size'\] is a Tensor"):
+        odd.save(tmp_path / "odd")
+    assert not (tmp_path / "odd").exists()
+
+
+def test_the_options_of_a_commands_run_become_parameters(tmp_path: Path) -> None:
+    waves(6).to_csv(tmp_path / "waves.csv", index=False)
+    given = [f"--{name}={value}" for name, value in QUICK.items() if "mixer" not in name]
+    table = [
+        "--data.path",
+        str(tmp_path / "waves.csv"),
+        "--data.group",
+        "who",
+        "--data.time",
+        "t",
+        "--model.head",
+        "student",
+    ]
+    more = ["--model.mixer", "{kind: delta, heads: 2}", "--data.window", "32", "--out", str(tmp_path / "run")]
+    assert main(["series", "train", *table, *given, *more]) == 0
+    loaded = Forecaster.load(tmp_path / "run")
+    assert (loaded.group, loaded.time, loaded.head, loaded.preset) == ("who", "t", "student", "liquid-series")
+    again = clone(loaded).fit(waves(6))
+    assert again.run_.model.config == loaded.run_.model.config
+    expected = loaded.run_.model.state_dict()
+    for name, value in again.run_.model.state_dict().items():
+        assert torch.allclose(value, expected[name], atol=1e-4), name
+
+
+def test_training_leaves_global_generators_as_they_were() -> None:
+    def drawn() -> list[float]:
+        return [float(torch.rand(())), float(np.random.rand()), random.random()]
+
+    torch.manual_seed(3)
+    np.random.seed(3)
+    random.seed(3)
+    expected = drawn()
+    torch.manual_seed(3)
+    np.random.seed(3)
+    random.seed(3)
+    Classifier(options=QUICK).fit(*arrays(20))
+    assert drawn() == expected
 
 
 def test_scikit_learn_validates_across_folds() -> None:

@@ -7,21 +7,25 @@ in an underscore, so that scikit-learn's `clone`, `cross_val_score` and searches
 from __future__ import annotations
 
 import inspect
+import random
 import re
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
 import numpy as np
+import torch
 
-from glissando.config import from_dict, merge
+from glissando.config import flat, from_dict, merge, to_dict
 from glissando.errors import ConfigError, DataError, InputError, unknown_name
 from glissando.presets import load_preset
 from glissando.runs import Run
 from glissando.series import tables
 from glissando.series.answers import answers
 from glissando.series.forecast import SeriesRun, predict, probabilities
+from glissando.series.model import SeriesConfig
 from glissando.series.task import SeriesRunConfig, SeriesTask, prepare, windows_of
 from glissando.training.fit import train
 from glissando.training.hook import Hook
@@ -31,6 +35,10 @@ from glissando.training.progress import Progress
 _DATA = (
     "group", "time", "time_unit", "channel", "value", "columns", "categorical", "static", "future", "target", "seed",
 )  # fmt: skip
+
+
+#: options of SeriesConfig that follow from the table
+_SIZES = ("inputs", "outputs", "targets", "forecast", "categories", "static", "static_categories", "future")
 
 
 class _Estimator:
@@ -76,19 +84,23 @@ class _Estimator:
         )
 
     def save(self, path: str | Path, overwrite: bool = False) -> None:
-        """Write a directory that `load` and the commands open. Raises RunError where there is something at `path`."""
-        self._fitted().save(path, overwrite)
+        """Write a directory that `load` and the commands open.
+
+        Raises RunError where there is something at `path`, InputError for parameters that are no plain values.
+        """
+        self._fitted().save(path, overwrite, estimator=_plain(self.get_params(), "parameters"))
 
     @classmethod
     def load(cls, path: str | Path) -> Self:
-        """What `save` wrote, or a run of `glissando series train`; its parameters are those of its data.
+        """What `save` wrote, or a run of `glissando series train`, whose options become parameters.
 
         Raises RunError for what is no such run, ConfigError for a run of another task.
         """
         run = SeriesRun.open(path)
         if (run.encoding.task == "classification") != (cls._task == "classification"):
             raise ConfigError(f"{path} is a run of {run.encoding.task}, and {cls.__name__} is for {cls._task}")
-        made = cls(**{name: getattr(run.data, name) for name in _DATA if name in cls._names()})
+        config = Run.open(path).read_config(kind="series")
+        made = cls(**(config.get("estimator") or _parameters(config, cls._names())))
         made._set(run)
         return made
 
@@ -115,9 +127,56 @@ class _Estimator:
                 return SeriesTask(self, prepared)
 
         config = from_dict(InMemory, {"data": {}, **merge(SeriesRunConfig, chosen, last, more, self.options or {})})
-        with tempfile.TemporaryDirectory() as folder:
+        with tempfile.TemporaryDirectory() as folder, _generators_kept():
             train(config, Path(folder) / "run", Progress() if self.verbose else Hook())
             return SeriesRun.open(Path(folder) / "run")
+
+
+@contextmanager
+def _generators_kept() -> Iterator[None]:
+    """Training seeds every global generator of random numbers: the caller's go on as if it had not."""
+    numpy, python = np.random.get_state(), random.getstate()
+    try:
+        with torch.random.fork_rng():
+            yield
+    finally:
+        np.random.set_state(numpy)
+        random.setstate(python)
+
+
+def _plain(value: Any, where: str) -> Any:
+    """A parameter as YAML has it. Raises InputError for what it has not."""
+    if isinstance(value, np.ndarray | np.generic):
+        value = value.tolist()
+    if value is None or isinstance(value, str | bool | int | float):
+        return value
+    if isinstance(value, Mapping):
+        return {str(name): _plain(part, f"{where}[{name!r}]") for name, part in value.items()}
+    if isinstance(value, Sequence):
+        return [_plain(part, where) for part in value]
+    raise InputError(f"{where} is a {type(value).__name__}, which cannot be saved: give texts, numbers and lists")
+
+
+def _parameters(config: Mapping[str, Any], names: Sequence[str]) -> dict[str, Any]:
+    """The parameters of an estimator that would train as a run did: what its preset does not say is in `options`."""
+    preset = config.get("preset") or "liquid-series"
+    usual = {name: value for name, value in load_preset(preset, "series").items() if name != "about"}
+    sizes = {name: config["model"][name] for name in _SIZES}
+    data = {name: config["data"][name] for name in _DATA if name in names}
+    base = from_dict(SeriesRunConfig, {"data": {}, **merge(SeriesRunConfig, usual, {"data": data})}).as_dict()
+    base["model"] = to_dict(from_dict(SeriesConfig, {**base["model"], **sizes}, "model"))
+    base["training"]["seed"] = data["seed"]
+    found, known = (
+        flat({name: each.get(name, {}) for name in ("data", "model", "training")}) for each in (config, base)
+    )
+    options = {
+        name: value for name, value in found.items()
+        if (name not in known or known[name] != value) and name not in ("data.path", "data.task")
+    }  # fmt: skip
+    made = {**data, "preset": preset, "options": options or None}
+    if "head" in names:
+        made["head"] = options.pop("model.head", None)
+    return made
 
 
 class Forecaster(_Estimator):
@@ -257,7 +316,8 @@ class Classifier(_Estimator):
                     f"y[{missing[0]}] is {tables.plain(labels[missing[0]])}, a missing class, as {missing.size} of "
                     f"{len(labels)} are: leave such series out"
                 )
-            data |= _ARRAY | {"label": "series", "target": ["class"]}
+            columns = [name for name in X.columns if name.startswith("x")]
+            data |= _ARRAY | {"label": "series", "target": ["class"], "columns": columns}
         elif self.target is None:
             raise ConfigError("the column of classes is not named: give Classifier(target=...), or fit(X, y) an array")
         run = self._train(X, {"data": data})
@@ -276,7 +336,7 @@ class Classifier(_Estimator):
         """(n, C) probabilities of `classes_`, for each series in the order of its first row, or for each step."""
         run = self._fitted()
         place = {name: number for number, name in enumerate(run.encoding.classes)}
-        found = probabilities(run, run.read(_framed(X) if _is_array(X) else X))
+        found = probabilities(run, run.read(self._arrays(X) if _is_array(X) else X))
         return found[:, [place[name] for name in _names_of(self.classes_)]]
 
     def predict(self, X: Any) -> np.ndarray:
@@ -286,7 +346,22 @@ class Classifier(_Estimator):
     def predict_frame(self, frame: Any) -> Any:
         """The likeliest class and the probabilities beside the names of series and times, as a frame of pandas."""
         run = self._fitted()
-        return _typed(predict(run, run.read(frame)), frame, run)
+        found = _typed(predict(run, run.read(frame)), frame, run)
+        names = _names_of(self.classes_).tolist()
+        column = found.columns[-1 - len(names)]
+        found[column] = found[column].map(dict(zip(names, self.classes_.tolist(), strict=True)))
+        return found[[*found.columns[: -len(names)], *(f"p_{name}" for name in names)]]
+
+    def _arrays(self, X: Any) -> Any:
+        """Arrays like those of `fit`, as a frame. Raises InputError for another number of channels."""
+        frame, columns = _framed(X), self._fitted().encoding.columns
+        if columns != (channels := [name for name in frame.columns if name != "series"]):
+            fitted = f"arrays of {len(columns)}" if columns == _channels(len(columns)) else f"the columns {columns}"
+            raise InputError(
+                f"X is an array {np.shape(X)} of {len(channels)} channels, and this Classifier was fitted with "
+                f"{fitted}: give the same channels in the same order"
+            )
+        return frame
 
     def score(self, X: Any, y: Any = None) -> float:
         """The accuracy, of series or of steps that have a class."""
@@ -329,6 +404,11 @@ def _typed(found: Any, frame: Any, run: SeriesRun) -> Any:
 _ARRAY: dict[str, Any] = {"group": "series"}
 
 
+def _channels(number: int) -> list[str]:
+    """The columns of the channels of an array's frame."""
+    return [f"x{k}" for k in range(number)]
+
+
 def _is_array(X: Any) -> bool:
     """Whether X is no frame and no file."""
     return not isinstance(X, str | Path) and not hasattr(X, "columns")
@@ -358,7 +438,7 @@ def _framed(X: Any, y: np.ndarray | None = None) -> Any:
         )
     n, channels, length = values.shape
     made: dict[str, np.ndarray] = {"series": np.repeat(np.arange(n), length)}
-    made |= {f"x{k}": values[:, k].ravel() for k in range(channels)}
+    made |= {name: values[:, k].ravel() for k, name in enumerate(_channels(channels))}
     if y is not None:
         made["class"] = np.repeat(y, length)
     return pandas.DataFrame(made)

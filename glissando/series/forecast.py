@@ -48,15 +48,15 @@ class SeriesRun:
         data = from_dict(SeriesData, config["data"], "data")
         return cls(model, from_dict(Encoding, config["encoding"], "encoding"), data)
 
-    def save(self, path: str | Path, overwrite: bool = False) -> None:
-        """Write a run directory that `open` opens, whole or not at all.
+    def save(self, path: str | Path, overwrite: bool = False, **sections: Mapping[str, Any]) -> None:
+        """Write a run directory that `open` opens, whole or not at all; `sections` go into its configuration.
 
         Raises RunError, before anything is written, where there is something at `path` that may not be replaced.
         """
         target = Path(path).expanduser()
         require_replaceable(target, overwrite)
         config = {"model": self.model.config, "data": self.data, "encoding": self.encoding}
-        plain = {"kind": "series", **{name: to_dict(part) for name, part in config.items()}}
+        plain = {"kind": "series", **{name: to_dict(part) for name, part in config.items()}, **sections}
         publish_directory(target, lambda folder: Run.create(folder).write_model(self.model.state_dict(), plain))
 
     def reading(self, options: Mapping[str, Any]) -> SeriesRun:
