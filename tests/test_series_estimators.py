@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import pickle
 import random
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas
 import pytest
+import scipy.sparse
 import torch
 from sklearn.base import clone
 from sklearn.model_selection import cross_val_score
+from sklearn.utils.estimator_checks import check_estimator
 
 from glissando.cli import main
 from glissando.errors import ConfigError, DataError, InputError, UnknownNameError
@@ -233,3 +236,45 @@ def test_training_leaves_global_generators_as_they_were() -> None:
 def test_scikit_learn_validates_across_folds() -> None:
     X, y = arrays()
     assert cross_val_score(Classifier(options=QUICK), X, y, cv=2, error_score="raise").mean() > 0.8
+
+
+#: checks of scikit-learn that do not apply, and why
+_TIME = "the second axis of a plain array is time: a series to predict may be longer than those of the training"
+NOT_OURS = {
+    "check_n_features_in": _TIME,
+    "check_n_features_in_after_fitting": _TIME,
+    "check_classifiers_train": _TIME,
+    "check_estimators_unfitted": "it expects scikit-learn's own exception, and scikit-learn is not needed",
+    "check_estimators_empty_data_messages": "it expects scikit-learn's own text, of features",
+    "check_supervised_y_2d": "a column (n, 1) of classes is an error, and a warning is expected",
+}
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")  # scikit-learn's, about a class that is none of its own
+def test_scikit_learns_own_checks_pass_but_for_those_that_do_not_apply() -> None:
+    made = Classifier(options=QUICK | {"training.precision": "64-true"})
+    found = check_estimator(made, on_fail=None, on_skip=None, expected_failed_checks=NOT_OURS)
+    counts = Counter(each["status"] for each in found)
+    assert [each["check_name"] for each in found if each["status"] == "failed"] == []
+    assert counts == {"passed": 44, "xfail": 8, "skipped": 1}
+    page = (Path(__file__).parent.parent / "docs" / "series.md").read_text()
+    assert f"Of `check_estimator`'s {len(found)} checks of the classifier {counts['passed']} pass" in page
+    assert all(f"`{name}`" in page for name in NOT_OURS)
+
+
+def test_series_of_different_lengths_and_frames_of_arrays(classifier: Classifier) -> None:
+    X, y = arrays()
+    uneven = [each[:, : 6 + number % 6] for number, each in enumerate(X)]
+    made = Classifier(options=QUICK).fit(uneven, y)
+    assert made.score(uneven, y) > 0.8
+    assert np.allclose(made.predict_proba(uneven[:1]), made.predict_proba(uneven)[:1], atol=1e-5)
+    with pytest.raises(InputError, match=r"X\[1\] has 1 channels, and X\[0\] has 2"):
+        made.predict([uneven[0], uneven[1][:1]])
+    flat = pandas.DataFrame(X[:, 1])
+    alone = Classifier(options=QUICK).fit(flat, y)
+    assert (alone.predict(flat) == alone.predict(X[:, 1])).all()
+    with pytest.raises(InputError, match="sparse input is not supported"):
+        classifier.predict(scipy.sparse.csr_matrix(np.eye(3)))
+    with pytest.raises(InputError, match="y has one class, 'up': a classification needs two"):
+        Classifier().fit(X, np.full(60, "up"))

@@ -266,7 +266,8 @@ class Classifier(_Estimator):
     """Classes of series, or of their steps.
 
     `fit(frame)` reads a frame whose column `target` has the classes; `fit(X, y)` an array (n, channels, time), or
-    (n, time) of one channel, as aeon and sktime have it, where NaN is a value that was not observed.
+    (n, time) of one channel, or a list of arrays (channels, time) of different lengths, as aeon has it, where NaN is a
+    value that was not observed.
 
     Args:
         group: Column that names the series of a row; without it, the frame is one series.
@@ -316,6 +317,8 @@ class Classifier(_Estimator):
                     f"y[{missing[0]}] is {tables.plain(labels[missing[0]])}, a missing class, as {missing.size} of "
                     f"{len(labels)} are: leave such series out"
                 )
+            if len(np.unique(labels)) < 2:
+                raise InputError(f"y has one class, {tables.plain(labels[0])}: a classification needs two")
             columns = [name for name in X.columns if name.startswith("x")]
             data |= _ARRAY | {"label": "series", "target": ["class"], "columns": columns}
         elif self.target is None:
@@ -336,7 +339,7 @@ class Classifier(_Estimator):
         """(n, C) probabilities of `classes_`, for each series in the order of its first row, or for each step."""
         run = self._fitted()
         place = {name: number for number, name in enumerate(run.encoding.classes)}
-        found = probabilities(run, run.read(self._arrays(X) if _is_array(X) else X))
+        found = probabilities(run, run.read(self._arrays(X) if _is_array(X) or self._of_arrays else X))
         return found[:, [place[name] for name in _names_of(self.classes_)]]
 
     def predict(self, X: Any) -> np.ndarray:
@@ -352,11 +355,17 @@ class Classifier(_Estimator):
         found[column] = found[column].map(dict(zip(names, self.classes_.tolist(), strict=True)))
         return found[[*found.columns[: -len(names)], *(f"p_{name}" for name in names)]]
 
+    @property
+    def _of_arrays(self) -> bool:
+        """Whether it was fitted with arrays."""
+        run = self._fitted()
+        return run.data.group == _ARRAY["group"] and run.encoding.columns == _channels(len(run.encoding.columns))
+
     def _arrays(self, X: Any) -> Any:
         """Arrays like those of `fit`, as a frame. Raises InputError for another number of channels."""
         frame, columns = _framed(X), self._fitted().encoding.columns
         if columns != (channels := [name for name in frame.columns if name != "series"]):
-            fitted = f"arrays of {len(columns)}" if columns == _channels(len(columns)) else f"the columns {columns}"
+            fitted = f"arrays of {len(columns)}" if self._of_arrays else f"the columns {columns}"
             raise InputError(
                 f"X is an array {np.shape(X)} of {len(channels)} channels, and this Classifier was fitted with "
                 f"{fitted}: give the same channels in the same order"
@@ -423,22 +432,42 @@ def _names_of(y: np.ndarray) -> np.ndarray:
 
 
 def _framed(X: Any, y: np.ndarray | None = None) -> Any:
-    """An array (n, K, T), or (n, T), as a frame with a row for each series and step. Raises InputError for others."""
+    """An array (n, K, T), or (n, T), or a list of n arrays (K, T_i), as a frame with a row for each series and step.
+
+    Raises InputError for others.
+    """
     import pandas
 
-    if np.iscomplexobj(X := np.asarray(X)):
-        raise InputError("Complex data not supported: X has complex numbers; give their parts as two channels")
-    values = X.astype(np.float64)
-    if values.ndim == 2:
-        values = values[:, None]
-    if values.ndim != 3 or (y is not None and y.shape != (len(values),)):
-        about = "" if y is None else f" with the classes {np.shape(y)}"
+    if hasattr(X, "toarray"):
+        raise InputError("X is a sparse matrix, and sparse input is not supported: give X.toarray()")
+    series = _list_of_series(X)
+    if y is not None and y.shape != (len(series),):
+        raise InputError(f"X has {len(series)} series with the classes {y.shape}: give a class for each series, (n,)")
+    channels = len(series[0]) if series else 0
+    if other := [number for number, each in enumerate(series) if len(each) != channels]:
         raise InputError(
-            f"X is an array {np.shape(X)}{about}: give (n, channels, time), or (n, time), and classes (n,)"
+            f"X[{other[0]}] has {len(series[other[0]])} channels, and X[0] has {channels}: give arrays (channels, time)"
         )
-    n, channels, length = values.shape
-    made: dict[str, np.ndarray] = {"series": np.repeat(np.arange(n), length)}
-    made |= {name: values[:, k].ravel() for k, name in enumerate(_channels(channels))}
+    lengths = [each.shape[1] for each in series]
+    values = np.concatenate(series, 1) if series else np.empty((0, 0))
+    made: dict[str, np.ndarray] = {"series": np.repeat(np.arange(len(series)), lengths)}
+    made |= dict(zip(_channels(channels), values, strict=True))
     if y is not None:
-        made["class"] = np.repeat(y, length)
+        made["class"] = np.repeat(y, lengths)
     return pandas.DataFrame(made)
+
+
+def _list_of_series(X: Any) -> list[np.ndarray]:
+    """n arrays (K, T_i) of float64."""
+    is_list = isinstance(X, list | tuple) and all(np.ndim(each) == 2 for each in X)
+    parts = [np.asarray(each) for each in X] if is_list else [np.asarray(X)]
+    if any(map(np.iscomplexobj, parts)):
+        raise InputError("Complex data not supported: X has complex numbers; give their parts as two channels")
+    if not is_list and parts[0].ndim not in (2, 3):
+        raise InputError(
+            f"X is an array {np.shape(X)}. Reshape your data: give (n, channels, time), or (n, time), or a list of "
+            "arrays (channels, time)"
+        )
+    if not is_list:
+        parts = list(parts[0] if parts[0].ndim == 3 else parts[0][:, None])
+    return [each.astype(np.float64) for each in parts]
