@@ -233,6 +233,12 @@ def test_training_leaves_global_generators_as_they_were() -> None:
     assert drawn() == expected
 
 
+@pytest.mark.parametrize("precision", ["64-true", "bf16-mixed"])
+def test_training_in_another_precision(precision: str) -> None:
+    X, y = arrays()
+    assert Classifier(options=QUICK | {"training.precision": precision}).fit(X, y).score(X, y) > 0.8
+
+
 def test_scikit_learn_validates_across_folds() -> None:
     X, y = arrays()
     assert cross_val_score(Classifier(options=QUICK), X, y, cv=2, error_score="raise").mean() > 0.8

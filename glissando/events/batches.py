@@ -178,7 +178,7 @@ class Targets(NamedTuple):
     last: Tensor
 
 
-@dataclass(frozen=True)
+@dataclass  # not frozen: Fabric converts its tensors where the precision is not 32-true
 class Batch:
     """B windows of L steps, the last ones padded.
 

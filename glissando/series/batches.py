@@ -177,7 +177,7 @@ class Steps:
         return Past(*(torch.where(self.first[index].unsqueeze(-1), 0, part[previous]) for part in self.known))
 
 
-@dataclass(frozen=True)
+@dataclass  # not frozen: Fabric converts its tensors where the precision is not 32-true
 class Batch:
     """B windows of L steps, the last ones padded.
 
