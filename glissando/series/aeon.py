@@ -16,7 +16,7 @@ except ImportError as error:
     raise MissingExtraError(f"this needs aeon ({error}): pip install -e '.[aeon]' in a checkout") from error
 
 
-class AeonClassifier(BaseClassifier):  # type: ignore[misc]
+class AeonClassifier(BaseClassifier):
     """`Classifier` for collections as aeon has them: arrays (n, channels, time), or lists of arrays (channels, time) of
     different lengths, where NaN is a value that was not observed.
 
