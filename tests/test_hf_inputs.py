@@ -1,4 +1,4 @@
-"""What a transformers model reads in the place of ids, what it shows of its layers, and classes of texts."""
+"""What a transformers model reads in the place of ids, and what it shows of its layers."""
 
 from __future__ import annotations
 
@@ -8,13 +8,10 @@ from subjects import build
 from tolerances import assert_close
 
 from glissando.errors import ConfigError, InputError
-from glissando.model import LanguageModel
 
 transformers = pytest.importorskip("transformers", reason="needs transformers: pip install -e '.[hf]'")
 
-from transformers import AutoModelForSequenceClassification  # noqa: E402
-
-from glissando.hf import GlissandoForCausalLM, GlissandoForSequenceClassification  # noqa: E402
+from glissando.hf import GlissandoForCausalLM  # noqa: E402
 
 #: each depth, learned positions, and a map behind the embedding
 CASES = ["preset:liquid-ssm-nano", "depth:flow", "depth:tied", "preset:continuous-transformer", "preset:gpt"]
@@ -106,71 +103,3 @@ def test_inputs_that_do_not_fit_are_refused():
     for wrong in (embeddings[..., :-1], embeddings.float(), embeddings[0], embeddings[:, :0]):
         with pytest.raises(InputError, match=r"embeddings \(batch, time >= 1, \d+\) torch.float64"):
             model(inputs_embeds=wrong)
-
-
-# ---------------------------------------------------------------------- classes of texts
-
-
-def classifier(**options) -> GlissandoForSequenceClassification:
-    torch.manual_seed(0)
-    return GlissandoForSequenceClassification.of(build("preset:liquid-ssm-nano", torch.float64), **options)
-
-
-def test_classes_come_from_the_last_real_token():
-    model = classifier(num_labels=3)
-    features, _ = model.model.features(IDS[:, :5])
-    expected = features[:, -1] @ model.score.weight.T
-    right = torch.tensor([[1] * 5 + [0] * 2] * 2)
-    assert_close(model(IDS, attention_mask=right).logits, expected)
-    left = {"input_ids": IDS[:, :5].roll(2, 1), "attention_mask": torch.tensor([[0, 0, 1, 1, 1]] * 2)}
-    assert_close(model(**left).logits, model(IDS[:, :3]).logits)
-    assert model(IDS, return_dict=False)[0].shape == (2, 3)
-    with pytest.raises(ValueError, match="row"):
-        model(IDS, attention_mask=right * torch.tensor([[1], [0]]))
-
-
-def test_padding_that_nothing_marks_is_refused():
-    model = classifier()
-    model.config.pad_token_id = 2
-    with pytest.raises(InputError, match=r"row 0 of input_ids ends in 2, .* give attention_mask"):
-        model(IDS)
-    assert model(IDS[:1]).logits.shape == model(IDS[:1], attention_mask=MASK[:1]).logits.shape == (1, 2)
-    assert model(IDS, attention_mask=MASK).logits.isfinite().all()
-
-
-def test_a_classifier_learns_and_is_saved(tmp_path):
-    causal = GlissandoForCausalLM.from_preset("transformer-nano", hidden_size=32, depth={"layers": 2})
-    causal.save_pretrained(tmp_path / "language")
-    model, info = AutoModelForSequenceClassification.from_pretrained(
-        tmp_path / "language", num_labels=3, output_loading_info=True
-    )
-    assert type(model) is GlissandoForSequenceClassification
-    assert set(info["missing_keys"]) == {"score.weight"}
-    assert 0 < model.score.weight.std() < 0.1
-    for name, value in causal.model.state_dict().items():
-        assert torch.equal(model.model.state_dict()[name], value), name
-    ids, labels = torch.randint(256, (24, 9)), torch.arange(24) % 3
-    ids[:, 4] = labels
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
-    for _ in range(30):
-        optimizer.zero_grad()
-        model(ids, labels=labels).loss.backward()
-        optimizer.step()
-    assert (model(ids).logits.argmax(-1) == labels).all()
-    model.save_pretrained(tmp_path / "classes")
-    again = AutoModelForSequenceClassification.from_pretrained(tmp_path / "classes", attn_implementation="sdpa")
-    assert again.config.num_labels == 3
-    assert_close(again(ids).logits, model(ids).logits, tolerance=1e-5)
-
-
-def test_a_run_becomes_a_classifier(tmp_path):
-    inner = LanguageModel.from_preset("transformer-nano", hidden_size=16, depth={"layers": 1})
-    inner.save(tmp_path / "run")
-    options = {"id2label": {0: "good", 1: "bad", 2: "odd"}, "label2id": {"good": 0, "bad": 1, "odd": 2}}
-    model = GlissandoForSequenceClassification.from_run(tmp_path / "run", dtype=torch.bfloat16, **options)
-    assert (model.config.num_labels, model.score.weight.dtype) == (3, torch.bfloat16)
-    assert model(IDS).logits.shape == (2, 3)
-    wide = GlissandoForSequenceClassification.from_preset("transformer-nano", num_labels=5, hidden_size=16)
-    assert wide(IDS).logits.shape == (2, 5)
-    with pytest.raises(ConfigError, match="GlissandoForCausalLM has no option num_labels"):
-        GlissandoForCausalLM.of(inner, num_labels=3)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, ClassVar, Self
+from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
@@ -30,10 +30,6 @@ class GlissandoPreTrainedModel(PreTrainedModel):
     #: signals ride in a context object that hooks between devices do not see: the model stays in one piece
     _no_split_modules = ("LanguageModel",)
     _skip_keys_device_placement = ("past_key_values",)
-    #: options of GlissandoConfig that a subclass reads beside `model`
-    own_options: ClassVar[frozenset[str]] = frozenset()
-    #: weights that a LanguageModel lacks, and which start anew where only it was saved
-    own_weights: ClassVar[frozenset[str]] = frozenset()
 
     def __init__(self, config: GlissandoConfig) -> None:
         super().__init__(config)
@@ -45,51 +41,35 @@ class GlissandoPreTrainedModel(PreTrainedModel):
     # ------------------------------------------------------------------ building
 
     @classmethod
-    def of(cls, model: LanguageModel, **options: Any) -> Self:
-        """The same model, not a copy of it. Raises ConfigError for an option that is not in `own_options`."""
-        if unknown := sorted(options.keys() - cls.own_options):
-            known = ", ".join(sorted(cls.own_options)) or "none"
-            raise ConfigError(f"{cls.__name__} has no option {', '.join(unknown)} (it has: {known}): leave that out")
+    def of(cls, model: LanguageModel) -> Self:
+        """The same model, not a copy of it."""
         eos = None if model.tokenizer is None else model.tokenizer.eos_id
         with torch.device("meta"):
-            wrapped = cls(GlissandoConfig(model.config, eos_token_id=eos, **options))
+            wrapped = cls(GlissandoConfig(model.config, eos_token_id=eos))
         wrapped.model = model
         return wrapped.train(model.training)
 
     @classmethod
     def from_preset(cls, name: str, /, **overrides: Any) -> Self:
-        """The preset with options changed and new weights, as LanguageModel.from_preset; also takes `own_options`."""
-        own = {name: overrides.pop(name) for name in cls.own_options & overrides.keys()}
-        return cls.of(LanguageModel.from_preset(name, **overrides), **own)
+        """The preset with options changed and new weights, as LanguageModel.from_preset."""
+        return cls.of(LanguageModel.from_preset(name, **overrides))
 
     @classmethod
     def from_run(
-        cls,
-        path: str | Path,
-        overrides: Mapping[str, Any] | None = None,
-        dtype: torch.dtype | None = None,
-        **options: Any,
+        cls, path: str | Path, overrides: Mapping[str, Any] | None = None, dtype: torch.dtype | None = None
     ) -> Self:
-        """The model of a run directory or of one of its checkpoints, as glissando.load; its files are checked.
-
-        options  as `of`
-        """
-        return cls.of(load(path, overrides).to(dtype=dtype), **options)
+        """The model of a run directory or of one of its checkpoints, as glissando.load; its files are checked."""
+        return cls.of(load(path, overrides).to(dtype=dtype))
 
     @classmethod
     def from_pretrained(cls, pretrained_model_name_or_path: Any, *args: Any, **kwargs: Any) -> Any:
         """What `save_pretrained` wrote, as PreTrainedModel.from_pretrained; a run directory opens by `from_run`.
 
-        Raises RunError for weights that do not fit: none but `own_weights` is new, and none is left out.
+        Raises RunError for weights that do not fit: none is new, and none is left out.
         """
         wants_info = kwargs.pop("output_loading_info", False)
         model, info = super().from_pretrained(pretrained_model_name_or_path, *args, output_loading_info=True, **kwargs)
-        wrong = {
-            "missing_keys": set(info["missing_keys"]) - cls.own_weights,
-            "unexpected_keys": info["unexpected_keys"],
-        }
-        wrong = {kind: sorted(names) for kind, names in wrong.items() if names}
-        if wrong:
+        if wrong := {kind: sorted(info[kind]) for kind in ("missing_keys", "unexpected_keys") if info[kind]}:
             raise RunError(
                 f"the weights in {pretrained_model_name_or_path} do not fit its config.json: {wrong}. Save the model "
                 "again with save_pretrained, or put the config.json that belongs to them back."

@@ -15,11 +15,7 @@ from glissando.model import ModelConfig
 
 #: saved beside config.json; nothing but an import, so that the library that is installed computes
 MODULE = "modeling_glissando"
-_AUTO_CLASSES = {
-    "AutoConfig": "GlissandoConfig",
-    "AutoModelForCausalLM": "GlissandoForCausalLM",
-    "AutoModelForSequenceClassification": "GlissandoForSequenceClassification",
-}
+_AUTO_CLASSES = {"AutoConfig": "GlissandoConfig", "AutoModelForCausalLM": "GlissandoForCausalLM"}
 _SOURCE = f"from glissando.hf import {', '.join(_AUTO_CLASSES.values())}  # noqa: F401\n"
 
 
