@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import numpy as np
 
 from glissando.events.log import FIRST, NONE, EventEncoding, EventLog
 from glissando.events.options import EventsData
 from glissando.series.inspection import duration
+from glissando.series.tables import counted
 
 
 def described(log: EventLog, encoding: EventEncoding, data: EventsData) -> list[str]:
@@ -17,13 +16,13 @@ def described(log: EventLog, encoding: EventEncoding, data: EventsData) -> list[
     counts = np.bincount(log.codes[scored] - FIRST, minlength=len(names))
     kinds = ", ".join(f"{name} {count:,}" for name, count in list(zip(names, counts, strict=True))[:12])
     lines = [
-        f"{log.source}: {_counted(len(log.names), 'series')}, {_counted(int(scored.sum()), 'event')} of "
-        f"{_counted(len(names), 'kind')} to predict: {kinds}{', ...' if len(names) > 12 else ''}"
+        f"{log.source}: {counted(len(log.names), 'series')}, {counted(int(scored.sum()), 'event')} of "
+        f"{counted(len(names), 'kind')} to predict: {kinds}{', ...' if len(names) > 12 else ''}"
     ]
     is_event = log.codes != NONE
     if before := int((is_event & ~scored & (log.codes < FIRST + len(names)) & (log.codes >= FIRST)).sum()):
         why = "at the start of their series" if data.start is None else f"at or before data.start ({data.start})"
-        lines.append(f"{_counted(before, 'event')} {why}: read, and not predicted")
+        lines.append(f"{counted(before, 'event')} {why}: read, and not predicted")
     inputs = np.bincount(log.codes, minlength=encoding.codes)[FIRST + len(names) :]
     if encoding.inputs:
         each = ", ".join(f"{name} {count:,}" for name, count in zip(encoding.inputs, inputs, strict=True))
@@ -33,7 +32,7 @@ def described(log: EventLog, encoding: EventEncoding, data: EventsData) -> list[
     tied = later & scored & (log.gaps == 0) & np.r_[False, scored[:-1]]
     if tied.any():
         what = "predicted as sets" if encoding.ties else "training has none such: read, and not scored"
-        lines.append(f"{_counted(int(tied.sum()), 'event')} at the time of another of the same series: {what}")
+        lines.append(f"{counted(int(tied.sum()), 'event')} at the time of another of the same series: {what}")
     gaps = log.gaps[later & (log.gaps > 0)]
     if len(gaps):
         lines.append(f"median gap {_time(float(np.median(gaps)), encoding)}{_assumed(encoding, data)}")
@@ -49,7 +48,7 @@ def described(log: EventLog, encoding: EventEncoding, data: EventsData) -> list[
         without = len(log.names) - len(np.unique(log.series[scored]))
         share = 100 * ends / max(1, ends + int(scored.sum()))
         lines.append(
-            f"{_counted(ends, 'wait')} censored by the end of observation, {share:.0f} % of all waits; "
+            f"{counted(ends, 'wait')} censored by the end of observation, {share:.0f} % of all waits; "
             f"{without:,} series without an event to predict"
         )
     else:
@@ -65,11 +64,3 @@ def _assumed(encoding: EventEncoding, data: EventsData) -> str:
 
 def _time(time: float, encoding: EventEncoding) -> str:
     return duration(time) if encoding.time_form == "date" else f"{time:.6g} {encoding.unit}"
-
-
-def _counted(count: int, what: str) -> str:
-    return f"{count:,} {what}{'s' * (count != 1 and what != 'series')}"
-
-
-def listed(names: Sequence[str], most: int = 5) -> str:
-    return ", ".join(names[:most]) + (f", ... ({len(names):,} in all)" if len(names) > most else "")

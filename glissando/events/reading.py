@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from glissando.errors import ConfigError, DataError, unknown_name
-from glissando.events.inspection import described, listed
+from glissando.events.inspection import described
 from glissando.events.log import FIRST, NONE, UNKNOWN, EventEncoding, EventLog
 from glissando.events.options import EventsData
 from glissando.series import tables
@@ -18,7 +18,7 @@ from glissando.series.options import SeriesData
 from glissando.series.panel import MISSING, Clock, Panel
 from glissando.series.reading import read_panel
 from glissando.series.steps import Clash, merge
-from glissando.series.tables import Column, Table
+from glissando.series.tables import Column, Table, listed
 from glissando.series.times import Times, time_form, times
 
 #: without a column of kinds, every event has this one

@@ -20,6 +20,7 @@ from glissando.events.batches import Ints, Steps
 from glissando.events.heads import Params
 from glissando.events.log import FIRST, EventLog
 from glissando.events.model import EventModel
+from glissando.events.task import moved
 from glissando.state import select_rows
 
 #: steps that are read, and futures that are drawn, at once; days and weeks in seconds
@@ -66,7 +67,7 @@ def presents(model: EventModel, log: EventLog, steps: Steps, window: int) -> Ite
         place = begin[chosen][:, None] + np.arange(int((last - begin)[chosen].max()) + 1)
         real = place <= last[chosen][:, None]
         inputs = steps.inputs_at(np.minimum(place, last[chosen][:, None]), real)
-        inputs = {name: _moved(part, device) for name, part in inputs.items()}
+        inputs = {name: moved(part, model.time_scale) for name, part in inputs.items()}
         state = model.init_state(len(chosen))
         if (past := inputs.pop("past", None)) is not None:
             state = state._replace(past=type(past)(*(a.to(b) for a, b in zip(past, state.past, strict=True))))
@@ -79,12 +80,6 @@ def presents(model: EventModel, log: EventLog, steps: Steps, window: int) -> Ite
             torch.from_numpy(log.phases[last[chosen]]).to(device),
             {name: inputs[name] for name in steps.facts},
         )  # fmt: skip
-
-
-def _moved(part: Any, device: torch.device) -> Any:
-    if isinstance(part, tuple):
-        return type(part)(*(each.to(device) for each in part))
-    return None if part is None else part.to(device)
 
 
 # ---------------------------------------------------------------------- in closed form

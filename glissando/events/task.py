@@ -23,12 +23,13 @@ from glissando.events.reading import read_events
 from glissando.runs import Run, require_replaceable
 from glissando.series.history import Past
 from glissando.storage import publish_directory
-from glissando.training.config import TrainingConfig, require_parts
+from glissando.training.config import TrainingConfig
+from glissando.training.table import TableRunConfig
 from glissando.training.task import Loss, Task
 
 
 @options
-class EventsRunConfig:
+class EventsRunConfig(TableRunConfig):
     """All of a run of events: what config.yaml holds, resolved.
 
     model     options of EventConfig; sizes follow from the table
@@ -44,33 +45,12 @@ class EventsRunConfig:
     imports: list[Annotated[str, Field(strict=True)]] = field(default_factory=list)
 
     kind: ClassVar[str | None] = "events"
-    command: ClassVar[str] = "events train"
-    other_texts: ClassVar[str | None] = (
-        "the table of the run with --{option} FILE, train anew into another directory, or measure the run on all of "
-        "a file: glissando events evaluate RUN --file FILE"
-    )
-    start_from: ClassVar[str | None] = None
-    grown: ClassVar[dict[str, list[float]]] = {}
-
-    def check(self, processes: int) -> None:
-        """Set the budget where none is given: 30 epochs. Raise ConfigError for what cannot be trained so."""
-        t = self.training
-        if not t.budgets:
-            t.epochs = 30.0
-        text_only = {"flops": t.flops, "neutral_kl": t.neutral_kl}
-        if unused := [name for name, value in text_only.items() if value]:
-            raise ConfigError(f"training.{unused[0]} is an option of language models only: leave it out")
-        require_parts(t, self.data.batch_size, processes)
 
     def task(self, resumed: Run | None = None) -> EventsTask:
         """Read the table."""
         prepared = prepare(self.data, self.encoding)
         self.encoding = prepared.encoding
         return EventsTask(self, prepared)
-
-    def as_dict(self) -> dict[str, Any]:
-        """Plain nested values."""
-        return {"kind": self.kind, **to_dict(self)}
 
 
 def events_config(values: Mapping[str, Any]) -> EventsRunConfig:
@@ -132,7 +112,7 @@ def call(model: EventModel, batch: Batch, compiled: bool = False) -> Likelihood:
 def features(model: EventModel, batch: Batch, compiled: bool = False) -> tuple[torch.Tensor, Targets]:
     """The features (n, D) after each scored step of a batch, and its targets, on the model's device."""
     like = model.time_scale
-    inputs = {name: _moved(part, like) for name, part in batch.inputs.items()}
+    inputs = {name: moved(part, like) for name, part in batch.inputs.items()}
     run = torch.compile(_features, dynamic=False) if compiled else _features
     targets = Targets(*(part.to(like.device) for part in batch.targets))
     return run(model, inputs).flatten(0, 1)[targets.place], targets
@@ -142,7 +122,7 @@ def _features(model: EventModel, inputs: dict[str, Any]) -> torch.Tensor:
     return model(inputs["codes"], **{name: part for name, part in inputs.items() if name != "codes"})[0]
 
 
-def _moved(value: Any, like: torch.Tensor) -> Any:
+def moved(value: Any, like: torch.Tensor) -> Any:
     """A part of a batch on the model's device; times keep their digits until they are divided."""
     if isinstance(value, Past):
         return Past(*(part.to(like) for part in value))

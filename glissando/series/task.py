@@ -25,12 +25,13 @@ from glissando.series.options import SeriesData
 from glissando.series.panel import Encoding, Panel, parts
 from glissando.series.reading import read_panel
 from glissando.series.shrinkage import shares, shrunk
-from glissando.training.config import TrainingConfig, require_parts
+from glissando.training.config import TrainingConfig
+from glissando.training.table import TableRunConfig
 from glissando.training.task import Loss, Task
 
 
 @options
-class SeriesRunConfig:
+class SeriesRunConfig(TableRunConfig):
     """All of a run of series: what config.yaml holds, resolved.
 
     model     options of SeriesConfig; sizes follow from the table
@@ -46,33 +47,12 @@ class SeriesRunConfig:
     imports: list[Annotated[str, Field(strict=True)]] = field(default_factory=list)
 
     kind: ClassVar[str | None] = "series"
-    command: ClassVar[str] = "series train"
-    other_texts: ClassVar[str | None] = (
-        "the table of the run with --{option} FILE, train anew into another directory, or measure the run on all of "
-        "a file: glissando series evaluate RUN --file FILE"
-    )
-    start_from: ClassVar[str | None] = None
-    grown: ClassVar[dict[str, list[float]]] = {}
-
-    def check(self, processes: int) -> None:
-        """Set the budget where none is given: 30 epochs. Raise ConfigError for what cannot be trained so."""
-        t = self.training
-        if not t.budgets:
-            t.epochs = 30.0
-        text_only = {"flops": t.flops, "neutral_kl": t.neutral_kl}
-        if unused := [name for name, value in text_only.items() if value]:
-            raise ConfigError(f"training.{unused[0]} is an option of language models only: leave it out")
-        require_parts(t, self.data.batch_size, processes)
 
     def task(self, resumed: Run | None = None) -> SeriesTask:
         """Read the table."""
         prepared = prepare(self.data, self.encoding)
         self.encoding = prepared.encoding
         return SeriesTask(self, prepared)
-
-    def as_dict(self) -> dict[str, Any]:
-        """Plain nested values."""
-        return {"kind": self.kind, **to_dict(self)}
 
 
 def series_config(values: Mapping[str, Any]) -> SeriesRunConfig:
