@@ -122,7 +122,8 @@ def use_own_clock() -> None:
     """Count the process's own seconds in the training loop, which other processes do not lengthen."""
     from glissando.training import budget, loop
 
-    budget.time = loop.time = SimpleNamespace(**{**vars(time), "perf_counter": time.process_time})  # type: ignore[attr-defined]
+    clock: Any = SimpleNamespace(**{**vars(time), "perf_counter": time.process_time})
+    vars(budget)["time"] = vars(loop)["time"] = clock
 
 
 def trained(task: str, model: str, rate: float, seed: int, settings: argparse.Namespace) -> dict[str, Any]:

@@ -141,13 +141,13 @@ def _with_outcome(
     """The values until the first day of people who were followed longer, with whether they died until the second."""
     landmark, outcome = task["landmark"], dict[str, str]()
     with (data / landmark["people"]).open(newline="") as file:
-        for person in csv.DictReader(file):
-            followed, died = float(person["futime"]), person["status"] == "1"
+        for row in csv.DictReader(file):
+            followed, died = float(row["futime"]), row["status"] == "1"
             if followed > landmark["until"] or (died and followed > landmark["day"]):
-                outcome[person["id"]] = "yes" if died and followed <= landmark["until"] else "no"
+                outcome[row["id"]] = "yes" if died and followed <= landmark["until"] else "no"
     person, day = header.index("id"), header.index("days")
-    kept = [row for row in rows if row[person] in outcome and float(row[day]) <= landmark["day"]]
-    return [*header, *task["score"]], [[*row, outcome[row[person]]] for row in kept]
+    kept = [cells for cells in rows if cells[person] in outcome and float(cells[day]) <= landmark["day"]]
+    return [*header, *task["score"]], [[*cells, outcome[cells[person]]] for cells in kept]
 
 
 def _measured(task: dict[str, Any], header: list[str], row: list[str]) -> bool:
