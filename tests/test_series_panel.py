@@ -611,11 +611,18 @@ def test_a_span_is_in_the_unit_of_the_times(text, form, unit, expected):
     [("24 hours", "date", "horizon is '24 hours': give a number above 0, in s, or with a unit, such as 24h"),
      ("-1h", "date", "give a number above 0"), ("0", "date", "above 0"),
      ("inf", "date", "above 0"), ("", "date", "above 0"),
-     ("24h", "row", "the table has no column of times")],
+     ("24h", "row", "the table has no column of times"), ("1e12y", "date", "above 0")],
 )  # fmt: skip
 def test_what_is_no_span_is_refused(text, form, message):
     with pytest.raises(ConfigError, match=message):
         Clock(form, "s", np.zeros(1)).span(text)
+
+
+def test_dates_far_ahead_are_written():
+    clock = Clock("date", "s", np.array([1_700_000_000_000_000_001]))
+    assert clock.written([0, 0], [0.0, clock.span("9000y")]) == [
+        "2023-11-14T22:13:20.000000001Z", "11024-01-21T22:13:20.000000001Z",
+    ]  # fmt: skip
 
 
 # ---------------------------------------------------------------------- frames and files

@@ -9,7 +9,6 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 from dataclasses import field
-from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 from typing import Any, Literal, NamedTuple
 
@@ -25,6 +24,8 @@ SECONDS = {
     "ns": 1e-9, "us": 1e-6, "ms": 1e-3, "s": 1.0, "min": 60.0, "h": 3600.0, "d": 86400.0, "w": 604800.0,
     "y": 365.25 * 86400.0,
 }  # fmt: skip
+#: the longest span, in any unit: beyond it, no date can be written
+_LONGEST = 1e18
 #: codes of a categorical column: a cell without a value, and a category that training does not know
 MISSING, UNKNOWN = 0, 1
 
@@ -99,27 +100,26 @@ class Clock(NamedTuple):
         no time.
         """
         found = re.fullmatch(rf"\s*([0-9]*\.?[0-9]+(?:[eE][+-]?[0-9]+)?)\s*({'|'.join(SECONDS)})?\s*", str(text))
-        if found is None or not 0 < float(found[1]) < float("inf"):
+        number = 0.0 if found is None else float(found[1])
+        if found is not None and found[2] is not None:
+            number *= SECONDS[found[2]] / SECONDS.get(self.unit, 1.0)
+        if found is None or not 0 < number < _LONGEST:
             raise ConfigError(
                 f"{option} is {text!r}: give a number above 0, in {self.unit}, or with a unit, such as 24h; units are "
                 f"{', '.join(SECONDS)}"
             )
-        number = float(found[1])
         if self.form == "row" and (found[2] is not None or number % 1):
             raise ConfigError(
                 f"{option} is {text!r}, and the table has no column of times (data.time): give a whole number of rows"
             )
-        if found[2] is None:
-            return number
-        return number * SECONDS[found[2]] / SECONDS[self.unit]
+        return number
 
 
 def _date(origin: Any, time: Decimal) -> str:
     """2026-01-31T12:00:00Z; a fraction of a second only where there is one."""
     second, nanosecond = divmod(int(origin) + round(time * 10**9), 10**9)
-    when = datetime(1970, 1, 1, tzinfo=UTC) + timedelta(seconds=second)
     fraction = f".{nanosecond:09}".rstrip("0") if nanosecond else ""
-    return f"{when:%Y-%m-%dT%H:%M:%S}{fraction}Z"
+    return f"{np.datetime64(second, 's')}{fraction}Z"
 
 
 def _number(origin: Any, time: Decimal) -> str:
