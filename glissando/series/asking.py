@@ -55,18 +55,11 @@ def _call(
 
 def step_inputs(model: SeriesModel, steps: Steps, index: Tensor) -> dict[str, Any]:
     """What the model is called with at the steps (B, L)."""
-    like, values = model.output_scale, steps.values[index]
-    parts: dict[str, Any] = {"x": values.to(like), "observed": ~values.isnan(), "dt": steps.gaps[index].to(like)}
-    if steps.codes.shape[1]:
-        parts["codes"] = steps.codes[index]
-    if steps.future.shape[1]:
-        parts["future"] = steps.future[index].to(like)
-    series = steps.series[index[:, 0]]
-    if steps.static.shape[1]:
-        parts["static"] = steps.static[series].to(like)
-    if steps.static_codes.shape[1]:
-        parts["static_codes"] = steps.static_codes[series]
-    return {name: part.to(like.device) for name, part in parts.items()}
+    like = model.output_scale
+    return {
+        name: part.to(like) if part.is_floating_point() else part.to(like.device)
+        for name, part in steps.inputs(index).items()
+    }
 
 
 def read(model: SeriesModel, steps: Steps, at: Ints, window: int) -> Reading:

@@ -171,6 +171,14 @@ class Steps:
             None if panel.labels is None else steps(panel.labels, -1) if per_step else torch.from_numpy(panel.labels),
         )  # fmt: skip
 
+    def inputs(self, index: Tensor) -> dict[str, Tensor]:
+        """What a model is called with at the steps (B, L), each row of one series, in the units of the data."""
+        series, values = self.series[index[:, 0]], self.values[index]
+        parts = {"codes": self.codes[index], "future": self.future[index]}
+        parts |= {"static": self.static[series], "static_codes": self.static_codes[series]}
+        read = {name: part for name, part in parts.items() if part.shape[-1]}
+        return {"x": values, "observed": ~values.isnan(), "dt": self.gaps[index], **read}
+
     def before(self, index: Tensor) -> Past:
         """What is known before each of the steps."""
         previous = (index - 1).clamp_min(0)
@@ -251,23 +259,11 @@ class Windows(BatchedWindows[Batch]):
         index = np.minimum(begin[:, None] + place, end[:, None] - 1)
         mask = torch.from_numpy(begin[:, None] + place < end[:, None])
         at = torch.from_numpy(index)
-        series, past = steps.series[at[:, 0]], steps.before(at[:, 0])
-        values = steps.values[at]
-        inputs: dict[str, Any] = {
-            "observed": ~values.isnan(), "dt": steps.gaps[at], "past": past,
-            "mask": None if bool(mask.all()) else mask,
-        }  # fmt: skip
-        if steps.codes.shape[1]:
-            inputs["codes"] = steps.codes[at]
-        if steps.static.shape[1]:
-            inputs["static"] = steps.static[series]
-        if steps.static_codes.shape[1]:
-            inputs["static_codes"] = steps.static_codes[series]
-        if steps.future.shape[1]:
-            inputs["future"] = steps.future[at]
+        inputs: dict[str, Any] = {**steps.inputs(at), "past": steps.before(at[:, 0])}
+        values, inputs["mask"] = inputs.pop("x"), None if bool(mask.all()) else mask
         if self.targets is None:
             target = None if steps.target is None else torch.where(mask.unsqueeze(-1), steps.target[at], torch.nan)
-            return Batch(values, inputs, at, mask, target, self._labels(at, mask, series))
+            return Batch(values, inputs, at, mask, target, self._labels(at, mask))
         asked = self._questions(index, self.limit[chosen], epoch)
         real = mask.unsqueeze(-1) & (asked >= 0)
         about = asked.clamp_min(0)
@@ -309,8 +305,12 @@ class Windows(BatchedWindows[Batch]):
         drawn = np.where(most > 0, following + np.minimum(further, most), -1)
         return torch.from_numpy(np.stack([following, drawn], -1))
 
-    def _labels(self, at: Tensor, mask: Tensor, series: Tensor) -> Tensor | None:
+    def _labels(self, at: Tensor, mask: Tensor) -> Tensor | None:
         labels = self.steps.labels
         if labels is None:
             return None
-        return labels[series] if len(labels) == len(self.steps.static) else torch.where(mask, labels[at], -1)
+        return (
+            labels[self.steps.series[at[:, 0]]]
+            if len(labels) == len(self.steps.static)
+            else torch.where(mask, labels[at], -1)
+        )
