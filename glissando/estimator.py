@@ -114,7 +114,7 @@ class Estimator:
             more: Options of the configuration, before the user's own.
         """
         opened, config, _ = self._classes()
-        given = {name: getattr(self, name) for name in self._data if getattr(self, name) is not None}
+        given = {name: getattr(self, name) for name in self._data if getattr(self, name, None) is not None}
         last = {"preset": self.preset, "data": given, "training": {"seed": self.seed}}
 
         class InMemory(config):  # type: ignore[misc, valid-type]

@@ -1,74 +1,37 @@
-"""Forecaster and Classifier: series models with scikit-learn's conventions, for frames and arrays.
-
-Parameters are those of the constructor and are stored as they are given, `fit` returns the estimator and sets what ends
-in an underscore, so that scikit-learn's `clone`, `cross_val_score` and searches take them; scikit-learn is not needed.
-"""
+"""Forecaster and Classifier: series models with scikit-learn's conventions, for frames and arrays."""
 
 from __future__ import annotations
 
-import inspect
-import random
 import re
-import tempfile
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
 import numpy as np
-import torch
 
-from glissando.config import flat, from_dict, merge, to_dict
-from glissando.errors import ConfigError, DataError, InputError, unknown_name
-from glissando.presets import load_preset
-from glissando.runs import Run
+from glissando.errors import ConfigError, DataError, InputError
+from glissando.estimator import Estimator
 from glissando.series import tables
 from glissando.series.answers import answers
 from glissando.series.forecast import SeriesRun, predict, probabilities
 from glissando.series.model import SeriesConfig
 from glissando.series.task import SeriesRunConfig, SeriesTask, prepare, windows_of
-from glissando.training.fit import train
-from glissando.training.hook import Hook
-from glissando.training.progress import Progress
-
-#: parameters of the constructors that are options of SeriesData
-_DATA = (
-    "group", "time", "time_unit", "channel", "value", "columns", "categorical", "static", "future", "target", "seed",
-)  # fmt: skip
 
 
-#: options of SeriesConfig that follow from the table
-_SIZES = ("inputs", "outputs", "targets", "forecast", "categories", "static", "static_categories", "future")
-
-
-class _Estimator:
+class _Estimator(Estimator):
     run_: SeriesRun
-    preset: str
-    seed: int
-    options: Mapping[str, Any] | None
-    verbose: bool
     _task: ClassVar[str]
 
-    def get_params(self, deep: bool = True) -> dict[str, Any]:
-        """The constructor's parameters."""
-        return {name: getattr(self, name) for name in self._names()}
-
-    def set_params(self, **params: Any) -> Self:
-        """Raises UnknownNameError for one that the constructor has not."""
-        for name, value in params.items():
-            if name not in self._names():
-                raise unknown_name(f"parameter of {type(self).__name__}", name, self._names())
-            setattr(self, name, value)
-        return self
+    _kind = "series"
+    _data = (
+        "group", "time", "time_unit", "channel", "value", "columns", "categorical", "static", "future", "target",
+        "seed",
+    )  # fmt: skip
+    _sizes = ("inputs", "outputs", "targets", "forecast", "categories", "static", "static_categories", "future")
 
     @classmethod
-    def _names(cls) -> list[str]:
-        return list(inspect.signature(cls).parameters)
-
-    def __repr__(self) -> str:
-        usual = {name: p.default for name, p in inspect.signature(type(self)).parameters.items()}
-        given = [f"{name}={value!r}" for name, value in self.get_params().items() if value != usual[name]]
-        return f"{type(self).__name__}({', '.join(given)})"
+    def _classes(cls) -> tuple[Any, Any, Any]:
+        return SeriesRun, SeriesRunConfig, SeriesConfig
 
     def __sklearn_tags__(self) -> Any:
         """What scikit-learn asks of an estimator: called by it alone."""
@@ -83,100 +46,21 @@ class _Estimator:
             non_deterministic=False,
         )
 
-    def save(self, path: str | Path, overwrite: bool = False) -> None:
-        """Write a directory that `load` and the commands open.
-
-        Raises RunError where there is something at `path`, InputError for parameters that are no plain values.
-        """
-        self._fitted().save(path, overwrite, estimator=_plain(self.get_params(), "parameters"))
-
     @classmethod
-    def load(cls, path: str | Path) -> Self:
-        """What `save` wrote, or a run of `glissando series train`, whose options become parameters.
-
-        Raises RunError for what is no such run, ConfigError for a run of another task.
-        """
-        run = SeriesRun.open(path)
+    def _require_own(cls, run: SeriesRun, path: str | Path) -> None:
         if (run.encoding.task == "classification") != (cls._task == "classification"):
             raise ConfigError(f"{path} is a run of {run.encoding.task}, and {cls.__name__} is for {cls._task}")
-        config = Run.open(path).read_config(kind="series")
-        made = cls(**(config.get("estimator") or _parameters(config, cls._names())))
-        made._set(run)
-        return made
 
-    def _fitted(self) -> SeriesRun:
-        if not hasattr(self, "run_"):
-            raise ConfigError(f"this {type(self).__name__} is not fitted: call fit with a frame first")
-        return self.run_
+    def _train_on(self, frame: Any, more: Mapping[str, Any]) -> SeriesRun:
+        """Train on a frame."""
 
-    def _set(self, run: SeriesRun) -> None:
-        self.run_ = run
+        def task(config: SeriesRunConfig) -> SeriesTask:
+            prepared = prepare(config.data, config.encoding, frame)
+            config.encoding = prepared.encoding
+            return SeriesTask(config, prepared)
 
-    def _train(self, frame: Any, more: Mapping[str, Any]) -> SeriesRun:
-        """Train on a frame, in a directory that lasts as long as the training."""
-        given = {name: getattr(self, name) for name in _DATA if getattr(self, name, None) is not None}
-        chosen = {name: value for name, value in load_preset(self.preset, "series").items() if name != "about"}
-        last = {"preset": self.preset, "data": given, "training": {"seed": self.seed}}
-
-        class InMemory(SeriesRunConfig):
-            """A run whose table is the frame."""
-
-            def task(self, resumed: Run | None = None) -> SeriesTask:
-                prepared = prepare(self.data, self.encoding, frame)
-                self.encoding = prepared.encoding
-                return SeriesTask(self, prepared)
-
-        config = from_dict(InMemory, {"data": {}, **merge(SeriesRunConfig, chosen, last, more, self.options or {})})
-        with tempfile.TemporaryDirectory() as folder, _generators_kept():
-            train(config, Path(folder) / "run", Progress() if self.verbose else Hook())
-            return SeriesRun.open(Path(folder) / "run")
-
-
-@contextmanager
-def _generators_kept() -> Iterator[None]:
-    """Training seeds every global generator of random numbers: the caller's go on as if it had not."""
-    numpy, python = np.random.get_state(), random.getstate()
-    try:
-        with torch.random.fork_rng():
-            yield
-    finally:
-        np.random.set_state(numpy)
-        random.setstate(python)
-
-
-def _plain(value: Any, where: str) -> Any:
-    """A parameter as YAML has it. Raises InputError for what it has not."""
-    if isinstance(value, np.ndarray | np.generic):
-        value = value.tolist()
-    if value is None or isinstance(value, str | bool | int | float):
-        return value
-    if isinstance(value, Mapping):
-        return {str(name): _plain(part, f"{where}[{name!r}]") for name, part in value.items()}
-    if isinstance(value, Sequence):
-        return [_plain(part, where) for part in value]
-    raise InputError(f"{where} is a {type(value).__name__}, which cannot be saved: give texts, numbers and lists")
-
-
-def _parameters(config: Mapping[str, Any], names: Sequence[str]) -> dict[str, Any]:
-    """The parameters of an estimator that would train as a run did: what its preset does not say is in `options`."""
-    preset = config.get("preset") or "liquid-series"
-    usual = {name: value for name, value in load_preset(preset, "series").items() if name != "about"}
-    sizes = {name: config["model"][name] for name in _SIZES}
-    data = {name: config["data"][name] for name in _DATA if name in names}
-    base = from_dict(SeriesRunConfig, {"data": {}, **merge(SeriesRunConfig, usual, {"data": data})}).as_dict()
-    base["model"] = to_dict(from_dict(SeriesConfig, {**base["model"], **sizes}, "model"))
-    base["training"]["seed"] = data["seed"]
-    found, known = (
-        flat({name: each.get(name, {}) for name in ("data", "model", "training")}) for each in (config, base)
-    )
-    options = {
-        name: value for name, value in found.items()
-        if (name not in known or known[name] != value) and name not in ("data.path", "data.task")
-    }  # fmt: skip
-    made = {**data, "preset": preset, "options": options or None}
-    if "head" in names:
-        made["head"] = options.pop("model.head", None)
-    return made
+        run: SeriesRun = self._train(task, more)
+        return run
 
 
 class Forecaster(_Estimator):
@@ -218,7 +102,7 @@ class Forecaster(_Estimator):
         """Train on a frame of pandas or polars, or a file; a part of it is held out, by which the best weights are
         chosen."""
         model = {} if self.head is None else {"model": {"head": self.head}}
-        self._set(self._train(frame, {"data": {"task": "forecast"}, **model}))
+        self._set(self._train_on(frame, {"data": {"task": "forecast"}, **model}))
         return self
 
     def predict(
@@ -323,7 +207,7 @@ class Classifier(_Estimator):
             data |= _ARRAY | {"label": "series", "target": ["class"], "columns": columns}
         elif self.target is None:
             raise ConfigError("the column of classes is not named: give Classifier(target=...), or fit(X, y) an array")
-        run = self._train(X, {"data": data})
+        run = self._train_on(X, {"data": data})
         self._set(run)
         if labels is not None:
             self.classes_ = np.unique(labels)
