@@ -10,9 +10,8 @@ import pytest
 
 import glissando
 from glissando.block import BlockConfig, MLPConfig
-from glissando.cli import COMMANDS, installed, main
+from glissando.cli import COMMANDS, events, installed, main, series
 from glissando.cli.help import documented, is_section
-from glissando.cli.series import ACTIONS
 from glissando.config import hints_of
 from glissando.data.corpora import CORPORA, TOKENIZERS
 from glissando.depth import DEPTHS
@@ -63,7 +62,7 @@ def test_positional_arguments_are_in_capitals(command, capsys):
         "glissando",
         command,
         "options",
-        *(ACTIONS if command in ("series", "events") else ()),
+        *{"series": series.ACTIONS, "events": events.ACTIONS}.get(command, ()),
     }
     assert set(words) <= actions | ({"build", "show"} if command == "laplacian" else set())
     listed = re.search(r"positional arguments:\n(.*?)\n\n", rest, re.DOTALL)

@@ -39,7 +39,7 @@ _COMMON = (
     "--data.start", "--data.end", "--model.head", "--training.epochs", "--training.learning_rate",
 )  # fmt: skip
 #: action -> its plain options; the dotted ones are for training
-_ACTIONS = {
+ACTIONS = {
     "train": ("preset", "config", "out", "resume", "threads", "import"),
     "evaluate": ("file", "plots", "json", "threads", "import", *_READING),
     "predict": ("file", "horizon", "every", "quantiles", "samples", "seed", "out", "threads", "import", *_READING),
@@ -51,7 +51,7 @@ _ACTIONS = {
 def main(arguments: Sequence[str]) -> None:
     """Train or resume, measure a run, say what may come, or write an example's CSV."""
     options = parse(_parser(), arguments)
-    require_action(options, "events", _ACTIONS, of_runs=("evaluate", "predict", "sample"))
+    require_action(options, "events", ACTIONS, of_runs=("evaluate", "predict", "sample"))
     actions = {
         "train": _train, "evaluate": _evaluate, "predict": _predict, "sample": _sample, "example": _example,
     }  # fmt: skip
