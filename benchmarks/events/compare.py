@@ -13,6 +13,7 @@ import csv
 import json
 import tempfile
 import time
+from bisect import bisect_left
 from collections.abc import Sequence
 from pathlib import Path
 from statistics import mean
@@ -35,7 +36,7 @@ MODELS: dict[str, dict[str, Any]] = {
     "liquid": {"kind": "liquid", "input": "impulse", "steps": [0.01, 3.0]},
     "delta": {"kind": "delta", "heads": 4, "input": "impulse", "horizons": [1.5, 100.0]},
     "spectral": {"kind": "spectral"},
-    "attention": {"kind": "attention", "heads": 4},
+    "attention": {"kind": "attention", "heads": 2},
     "gru": {"kind": "gru"},
 }
 #: share that is tested on, and the seed of its choice
@@ -108,14 +109,12 @@ def model_of(name: str, parameters: int, prepared: Any, head: dict[str, Any]) ->
             "hidden_size": width, "mixer": mixer, "block": {"mlp": {"hidden": width}}, "depth": {"layers": 2}, **head,
         }  # fmt: skip
 
-    return of_width(
-        min(
-            range(8, 97, 4),
-            key=lambda width: abs(
-                build(of_width(width), prepared.encoding, prepared.scales).num_parameters() - parameters
-            ),
-        )
-    )
+    def size(width: int) -> int:
+        return build(of_width(width), prepared.encoding, prepared.scales).num_parameters()
+
+    widths = range(8, 97, 4)
+    place = bisect_left(widths, parameters, key=size)  # the first that has so many, or more
+    return of_width(min(widths[max(0, place - 1) : place + 1], key=lambda width: abs(size(width) - parameters)))
 
 
 def use_own_clock() -> None:
