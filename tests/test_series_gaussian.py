@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import csv
 import io
+import json
+from pathlib import Path
 
 import numpy as np
 import pytest
 from scipy import linalg, stats
 
+from glissando.cli import main
 from glissando.errors import ConfigError
 from glissando.series.example import table
 from glissando.series.gaussian import draw, kalman, two_oscillators
@@ -78,3 +81,33 @@ def test_the_table_has_the_filters_forecast_of_the_values_that_it_holds() -> Non
 def test_an_unknown_process_is_an_error_with_the_nearest_name() -> None:
     with pytest.raises(ConfigError, match="'linear' is none of oscillators, linear_gaussian"):
         table("linear", 1, 0)
+
+
+# ---------------------------------------------------------------------- beside a model
+
+
+def test_a_run_is_scored_beside_the_filter(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["series", "example", "--process", "linear_gaussian", "--count", "2", "--out", "t.csv"]) == 0
+    train = capsys.readouterr().out.split("glissando ", 1)[1].split()
+    lines = Path("t.csv").read_text().splitlines()
+    Path("t.csv").write_text("\n".join([*lines[:201], *lines[701:901]]) + "\n")
+    head = ["--model.head", "gaussian", "--model.hidden_size", "16", "--training.steps", "1", "--threads", "1"]
+    assert main([*train, *head]) == 0
+    assert "'truth_a' is left out: it is the truth of a generated table" in capsys.readouterr().err
+    assert main(["series", "evaluate", train[-1], "--json", "--threads", "1"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    rows = list(csv.DictReader(io.StringIO(Path("t.csv").read_text())))
+    for name in "abc":
+        row = found["targets"][name]
+        # the held-out series has as many values as any other, but for its first step: as near as the figures of all
+        values = [(float(row[name]), float(row[f"truth_{name}"]), float(row[f"truth_{name}_deviation"]))
+                  for row in rows if row[name]]  # fmt: skip
+        value, mean, deviation = np.array(values).T
+        assert row["truth"]["nats"] == pytest.approx(-stats.norm(mean, deviation).logpdf(value).mean(), abs=0.2)
+        assert row["truth"]["rmse"] == pytest.approx(np.sqrt(((value - mean) ** 2).mean()), rel=0.2)
+        assert row["truth"]["nats"] < row["model"]["nats"]
+        assert row["truth"]["crps"] < row["truth"]["mae"]
+    assert "truth" not in found["worse"]

@@ -142,16 +142,18 @@ def trained(task: str, model: str, rate: float, seed: int, settings: argparse.Na
     prepared = prepare(events_config({**base, "model": {}}).data)
     chosen = model_of(model, settings.parameters, prepared, TASKS[task]["options"].get("model", {}))
     config = {**base, "model": chosen}
-    with tempfile.TemporaryDirectory() as folder:  # kernels are compiled before the clock runs
+    with tempfile.TemporaryDirectory(dir=settings.out) as folder:
+        # kernels are compiled before the clock runs
         short = {name: value for name, value in base["training"].items() if name != "seconds"} | {"steps": 2}
-        train(events_config({**config, "training": short}), Path(folder) / "run", Hook())
-    run = settings.out / f"{task}-{model}-{rate}-{seed}"
-    train(events_config(config), run, Hook())
-    summary = json.loads((run / "summary.json").read_text())
-    score = evaluate(run, test, reading).score
+        train(events_config({**config, "training": short}), Path(folder) / "short", Hook())
+        run = Path(folder) / "run"
+        train(events_config(config), run, Hook())
+        summary = json.loads((run / "summary.json").read_text())
+        score = evaluate(run, test, reading).score
+        size = EventModel.load(run).num_parameters()
     return {
         "task": task, "model": model, "rate": rate, "seed": seed, "seconds": settings.seconds,
-        "parameters": EventModel.load(run).num_parameters(), "steps": summary["steps"], "valid": summary["best"],
+        "parameters": size, "steps": summary["steps"], "valid": summary["best"],
         **score.as_dict(),
     }  # fmt: skip
 

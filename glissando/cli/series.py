@@ -194,8 +194,7 @@ def _example(options: Options) -> None:
     from glissando.series.example import table
 
     out = write_example(options, lambda: table(options.process, options.count, options.seed))
-    columns = " --data.columns a,b,c" if options.process == "linear_gaussian" else ""
     print(
         f"{out}: {options.count} series of 700 steps; train on it: glissando series train "
-        f"--data.path {shlex.quote(str(out))} --data.time t --data.group series{columns} --out runs/series"
+        f"--data.path {shlex.quote(str(out))} --data.time t --data.group series --out runs/series"
     )

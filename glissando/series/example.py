@@ -8,10 +8,8 @@ from typing import Any
 import numpy as np
 
 from glissando.errors import ConfigError, nearest
-from glissando.series.gaussian import draw, kalman, two_oscillators
+from glissando.series.gaussian import DEVIATION, TRUTH, draw, kalman, two_oscillators
 
-#: a column of this name and a channel's holds the mean of the truth, and one with the suffix its deviation
-TRUTH, DEVIATION = "truth_", "_deviation"
 #: steps of a series, and the share of values of linear_gaussian that are missing
 _LENGTH, _ABSENT = 700, 0.4
 

@@ -11,6 +11,9 @@ from typing import NamedTuple
 
 import numpy as np
 
+#: a column of this name and a channel's holds the mean that the truth predicts, and one with the suffix its deviation
+TRUTH, DEVIATION = "truth_", "_deviation"
+
 
 class System(NamedTuple):
     """D states and C channels: drift (D, D), noise (D, D), reading (C, D) and the variance (C) of what is read."""

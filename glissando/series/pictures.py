@@ -13,7 +13,7 @@ import torch
 from glissando.evaluation.figures import figure_and_axes
 from glissando.series.heads import Head, Point
 from glissando.series.panel import SECONDS, Panel
-from glissando.series.scores import ANCHOR, LAST, MEAN, SEASON, Answers
+from glissando.series.scores import ANCHOR, LAST, MEAN, SEASON, TRUTH, Answers
 
 #: file names of the pictures
 FORECASTS, ERRORS = "forecasts.png", "errors.png"
@@ -23,7 +23,14 @@ _CHANNELS, _BINS, _LEAST = 4, 8, 20
 _TRACKS, _LONGEST = 4, 120
 #: the share of the interval that is drawn
 _SHARE = 0.9
-_COLOURS = {"model": "#0b6e99", LAST: "#c26a00", ANCHOR: "#5a8f29", MEAN: "#9aa5b1", SEASON: "#8e5ba6"}
+_COLOURS = {
+    "model": "#0b6e99",
+    LAST: "#c26a00",
+    ANCHOR: "#5a8f29",
+    MEAN: "#9aa5b1",
+    SEASON: "#8e5ba6",
+    TRUTH: "#222222",
+}
 
 
 class Track(NamedTuple):

@@ -14,10 +14,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from glissando.series.heads import Head, Point
+from glissando.series.heads import Gaussian, Head, Point, Student
 
 #: names of the forecasts that need no training, and of the anchor
 LAST, MEAN, ANCHOR, SEASON = "last value", "mean", "anchor", "one period before"
+#: the row of the best forecast there can be, where it is known
+TRUTH = "truth"
 #: shares of the central intervals whose coverage is measured
 INTERVALS = (0.5, 0.9)
 #: the mean square change over a period, of that over lags half a period away, at most
@@ -34,6 +36,7 @@ class Answers(NamedTuple):
     horizon   time from the step at which the question was asked to the value
     gap       time from the channel's last observed value to the value; NaN where none was observed
     baselines forecasts (N,) by name; where one is NaN, as the last value of a channel never seen, the mean is used
+    spread    (N,) deviation of the truth, a Gaussian whose mean stands among the baselines; None: it is unknown
     """
 
     series: np.ndarray  # (N,) int64
@@ -43,6 +46,7 @@ class Answers(NamedTuple):
     horizon: np.ndarray  # (N,)
     gap: np.ndarray  # (N,)
     baselines: Mapping[str, np.ndarray]
+    spread: np.ndarray | None = None
 
 
 class Score(NamedTuple):
@@ -64,14 +68,26 @@ class Score(NamedTuple):
         """Whether the model is worth keeping."""
         total, others = len(self.figures), [name for found in self.figures.values() for name in found]
         if not self.worse:
-            compared = [_the(name) for name in dict.fromkeys(others) if name != "model"]
-            return f"The model is better than {_listed(compared)}{f' in all {total} channels' if total > 1 else ''}."
+            compared = [_the(name) for name in dict.fromkeys(others) if name not in ("model", TRUTH)]
+            line = f"The model is better than {_listed(compared)}{f' in all {total} channels' if total > 1 else ''}."
+            return line + self._short_of_the_truth()
         parts = [
             f"than {_the(name)}" + (f" in {len(names)} of {total} channels ({_listed(names)})" if total > 1 else "")
             for name, names in self.worse.items()
         ]
         best = ANCHOR if ANCHOR in self.worse else next(iter(self.worse))
         return f"THE MODEL IS NO BETTER {_listed(parts)}: use {_the(best)} there, or train longer or on more data."
+
+    def _short_of_the_truth(self) -> str:
+        """A sentence, where the truth is known and the model has a likelihood: the mean over channels."""
+        rows = [
+            (found["model"].get("nats", np.nan), found[TRUTH]["nats"])
+            for found in self.figures.values()
+            if TRUTH in found
+        ]
+        if not rows or not all(np.isfinite(model) for model, _ in rows):
+            return ""
+        return f" It is {np.mean([model - truth for model, truth in rows]):.4f} nats a value short of the truth."
 
     def table(self) -> str:
         """The headline, then a line for each channel and predictor."""
@@ -101,7 +117,8 @@ class Score(NamedTuple):
 def score_forecasts(
     answers: Answers, head: Head, channels: Sequence[str], naive: np.ndarray | None = None, seed: int = 0
 ) -> Score:
-    """RMSE, MAE, MASE and CRPS of each channel, of the model and of each baseline, and the coverage of intervals.
+    """RMSE, MAE, MASE and CRPS of each channel, of the model and of each baseline, and the coverage of intervals; where
+    the truth is known also nats, the negative log-likelihood of a value by itself.
 
     The CRPS of a baseline, which predicts a point, is its mean absolute error.
 
@@ -117,6 +134,7 @@ def score_forecasts(
     predicted |= answers.baselines
     crps = head.crps(answers.params, torch.from_numpy(answers.target).to(answers.params)).double().numpy()
     inside = {} if isinstance(head, Point) else {share: _inside(answers, head, share) for share in INTERVALS}
+    known = _likelihoods(answers, head)
     figures: dict[str, dict[str, dict[str, float]]] = {}
     for number, channel in enumerate(channels):
         chosen = answers.channel == number
@@ -141,8 +159,21 @@ def score_forecasts(
             else:
                 row |= {"crps": row["mae"], "model_minus": found["model"]["rmse"] - row["rmse"]}
                 row |= bootstrap.interval("model_minus", model - roots)
+            row |= {name: float(part[chosen].mean()) for name, part in known.get(who, {}).items()}
             found[who] = row
     return Score(len(answers.target), len(np.unique(answers.series)), figures, _worse(figures))
+
+
+def _likelihoods(answers: Answers, head: Head) -> dict[str, dict[str, np.ndarray]]:
+    """Where the truth is known: nats (N,) of the model and of the truth, and the truth's CRPS."""
+    if answers.spread is None:
+        return {}
+    truth = torch.from_numpy(np.stack([answers.baselines[TRUTH], answers.spread], -1))
+    target, best = torch.from_numpy(answers.target).to(truth), Gaussian()
+    found = {TRUTH: {"crps": best.crps(truth, target).numpy(), "nats": best.each_loss(truth, target).numpy()}}
+    if isinstance(head, Gaussian | Student):
+        found["model"] = {"nats": head.each_loss(answers.params.double(), target).numpy()}
+    return found
 
 
 def score_classes(
@@ -198,7 +229,9 @@ def _worse(figures: Mapping[str, Mapping[str, Mapping[str, float]]]) -> dict[str
     worse: dict[str, list[str]] = {}
     for channel, found in figures.items():
         for who, row in found.items():
-            if who != "model" and not row["model_minus"] < -_EQUAL * row.get("rmse", row.get("log_loss", 1.0)):
+            if who not in ("model", TRUTH) and not row["model_minus"] < -_EQUAL * row.get(
+                "rmse", row.get("log_loss", 1.0)
+            ):
                 worse.setdefault(who, []).append(channel)
     return worse
 
