@@ -255,9 +255,9 @@ def compared(task: str, model: str, settings: argparse.Namespace) -> Iterator[di
 
 
 def error(figures: dict[str, dict[str, float]], who: str) -> float:
-    """RMSE over that of the training mean, or of classes the accuracy, or AUROC of two."""
+    """RMSE over that of the training mean, or of classes the accuracy."""
     if "accuracy" in figures[who]:
-        return figures[who]["accuracy" if "auroc" not in figures[who] else "auroc"]
+        return figures[who]["accuracy"]
     return figures[who]["rmse"] / figures["mean"]["rmse"]
 
 
@@ -266,6 +266,25 @@ def line(name: str, values: list[dict[str, Any]], test: str, channels: list[str]
     cells = [median(error(one["tests"][test][channel], who) for one in values) for channel in channels]
     size = f"{values[0]['parameters']:,}" if who == "model" else ""
     return f"{name:12} {size:>8} " + " ".join(f"{cell:10.4f}" for cell in cells) + f" {mean(cells):10.4f}"
+
+
+#: figures that are written
+_FIGURES = ("rmse", "accuracy", "auroc", "average_precision", "log_loss")
+
+
+def write_figures(results: Path, out: Path) -> None:
+    """A CSV of every figure of the model and of what needs no training, one a line."""
+    with out.open("w", newline="") as file:
+        lines = csv.writer(file, lineterminator="\n")
+        named = ["task", "model", "seed", "rate", "seconds", "parameters"]
+        lines.writerow([*named, "test", "channel", "who", "figure", "value"])
+        for one in map(json.loads, results.read_text().splitlines()):
+            of = [one[name] for name in named]
+            for test, targets in one["tests"].items():
+                for channel, found in targets.items():
+                    for who, row in found.items():
+                        kept = [name for name in _FIGURES if name in row]
+                        lines.writerows([*of, test, channel, who, name, f"{row[name]:.5g}"] for name in kept)
 
 
 def main(arguments: Sequence[str] | None = None, models: Mapping[str, Any] = MODELS) -> None:
@@ -296,6 +315,7 @@ def main(arguments: Sequence[str] | None = None, models: Mapping[str, Any] = MOD
             for test in tests:
                 if all(who in values[0]["tests"][test][channel] for channel in channels):
                     print(line(f"{who} {test}".strip(), values, test, channels, who))
+    write_figures(settings.out / "results.jsonl", settings.out / "results.csv")
 
 
 if __name__ == "__main__":
