@@ -28,8 +28,7 @@ SMALL = {"hidden_size": 16, "vocab_size": 20}
 #: preset and options; by presets whose parameters were once numbers without a dimension
 MODELS = {
     "flow": ("hybrid-ode-nano", {"depth": {"layers": 2, "n_steps": 2}}),
-    "flow-checkpoint": ("hybrid-ode-nano", {"depth": {"layers": 0, "n_steps": 2, "backward": "checkpoint"}}),
-    "flow-reversible": ("hybrid-ode", {"depth": {"layers": 0, "n_steps": 2, "backward": "reversible"}}),
+    "flow-checkpointed": ("hybrid-ode-nano", {"depth": {"layers": 0, "n_steps": 2}}),
     "scaled": ("continuous-transformer", {"depth": {"n_steps": 2}}),
     "residual": ("liquid-ssm", {"depth": {"layers": 1}}),
 }
@@ -40,7 +39,9 @@ ABSENT, MIXED = (False, False), (True, False)
 def model_of(case: str) -> LanguageModel:
     torch.manual_seed(0)
     preset, options = MODELS[case]
-    return LanguageModel.from_preset(preset, **SMALL, **options).double().eval()  # without dropout
+    model = LanguageModel.from_preset(preset, **SMALL, **options).double().eval()  # without dropout
+    model.depth.gradient_checkpointing = case.endswith("checkpointed")  # type: ignore[assignment]
+    return model
 
 
 def loss(model: nn.Module, part: int, controlled: bool) -> Tensor:

@@ -106,7 +106,7 @@ def test_what_latest_names_is_the_latest(tmp_path):
     named, beyond = save(tmp_path, 2), save(tmp_path, 9)
     with pytest.raises(RunError, match=r"latest is missing\. This checkpoint is intact.*step-00000009 "):
         latest_checkpoint(tmp_path)
-    point_to(tmp_path, 2, 1, 5)
+    point_to(tmp_path, 2, 1)
     assert (tmp_path / "latest").read_text() == "latest: step-00000002\nbest: step-00000001\n"
     assert (latest_checkpoint(tmp_path), best_checkpoint(tmp_path)) == (named, only)
     assert not beyond.exists()
@@ -114,7 +114,7 @@ def test_what_latest_names_is_the_latest(tmp_path):
 
 def test_a_damaged_checkpoint_or_pointer_is_an_error_that_names_what_stands(tmp_path):
     good, newest = save(tmp_path, 2), save(tmp_path, 9)
-    point_to(tmp_path, 9, -1, 5)
+    point_to(tmp_path, 9, -1)
     stands = rf"This checkpoint is intact and loads instead: {good} \(to resume from it, write the line `latest: step-0"
     damage(newest)
     with pytest.raises(RunError, match=rf"step-00000009/model\.safetensors is damaged.*{stands}"):
@@ -132,10 +132,10 @@ def test_a_damaged_checkpoint_or_pointer_is_an_error_that_names_what_stands(tmp_
 
 def test_the_newest_and_the_best_are_kept(tmp_path):
     paths = [save(tmp_path, step) for step in (1, 2, 3, 4, 5)]
-    point_to(tmp_path, 5, 2, 2)
+    point_to(tmp_path, 5, 2)
     assert sorted((tmp_path / "checkpoints").iterdir()) == [paths[1], *paths[3:]]
-    point_to(tmp_path, 5, 5, 1)
-    assert sorted((tmp_path / "checkpoints").iterdir()) == [paths[4]]
+    point_to(tmp_path, 5, 5)
+    assert sorted((tmp_path / "checkpoints").iterdir()) == paths[3:]
 
 
 def test_replacing(tmp_path):
@@ -155,7 +155,7 @@ while True:
     # Every step is saved twice, so that the kill also hits the replacing of a directory.
     for _ in range(2):
         TrainState(step=step, model={"w": torch.full((50_000,), step)}).save(checkpoint_path(directory, step))
-    point_to(directory, step, -1, 2)
+    point_to(directory, step, -1)
     print(step, flush=True)
     step += 1
 """

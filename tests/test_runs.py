@@ -45,7 +45,7 @@ def add_checkpoint(run, step, value=1.0):
     weights = {"model.norm.scale": torch.full((3,), value), "loss.scale": torch.ones(1)}
     files = Run(run.path, before).small_files()
     TrainState(step=step, model=weights).save(path, files)
-    point_to(run.path, step, -1, 9)
+    point_to(run.path, step, -1)
     return path
 
 

@@ -24,11 +24,11 @@ from glissando.cli.tables import USUAL, place_of_plots, require_action, train_on
 from glissando.errors import ConfigError
 
 EXAMPLE = "glissando events train --data.path log.csv --data.group id --data.time t --data.kind event --out runs/events"
-_USAGE = """glissando events train --data.path FILE --data.time COLUMN --out DIR [options]
+_USAGE = """glissando events train --data.path FILE --data.time T --out DIR
        glissando events train --resume RUN
        glissando events evaluate RUN [--file FILE] [--plots DIR]
-       glissando events predict RUN --file FILE --horizon 30d [--samples 200] --out FILE
-       glissando events sample RUN --file FILE --horizon 30d --samples 20 --out FILE
+       glissando events predict RUN --file FILE --horizon 30d --out FILE
+       glissando events sample RUN --file LOG --horizon 9d --samples 9 --out CSV
        glissando events example --process NAME --out FILE [--count N] [--seed N]"""
 #: a run's tables, which may have moved before it is resumed
 _TABLES = ("data.path", "data.valid_path", "data.static_path", "data.values_path")

@@ -30,7 +30,7 @@ _USAGE = """glissando series train --data.path FILE --out DIR [options]
        glissando series predict RUN --file FILE --horizon 24h --out FILE
        glissando series serve RUN [--port 8000]
        glissando series export RUN --out FILE.onnx
-       glissando series example --out FILE [--process NAME] [--count N] [--seed N]"""
+       glissando series example --out FILE [--process NAME] [--count N]"""
 #: a run's tables, which may have moved before it is resumed
 _TABLES = ("data.path", "data.valid_path", "data.static_path")
 #: how another table than that of the training is read

@@ -93,7 +93,10 @@ def integrate(
     again = checkpointed and torch.is_grad_enabled() and not plain()
     for step in range(n_steps):
         given: Any = field, tableau, step * size, size, h, *args
-        h = checkpoint(_advance, *given, use_reentrant=False, context_fn=same_operations) if again else _advance(*given)
+        if again:
+            h = h + checkpoint(increment, *given, use_reentrant=False, context_fn=same_operations)
+        else:
+            h = h + increment(*given)
     return h
 
 
@@ -116,7 +119,3 @@ def weighted(weights: Sequence[float], slopes: Sequence[Tensor], size: float) ->
     """size sum_j w_j k_j."""
     (first, slope), *others = [pair for pair in zip(weights, slopes, strict=True) if pair[0] != 0]
     return moved(slope * (size * first), [weight for weight, _ in others], [k for _, k in others], size)
-
-
-def _advance(field: Field, tableau: Tableau, tau: float, size: float, h: Tensor, *args: Tensor) -> Tensor:
-    return h + increment(field, tableau, tau, size, h, *args)

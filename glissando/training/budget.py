@@ -18,10 +18,10 @@ ENDLESS_EVERY = 1000
 class Clock:
     """Wall time of this process; `aside` is for what is not part of a step.
 
-    now  the clock that is read; a comparison on a machine that others use too may set that of the process
+    now  the clock that is read, in seconds; a comparison on a machine that others use too may read the process's own
     """
 
-    now = staticmethod(time.perf_counter)
+    now = staticmethod(lambda: time.perf_counter())
 
     def __init__(self, before: float = 0.0) -> None:
         self._before, self._started, self._aside = before, self.now(), 0.0
