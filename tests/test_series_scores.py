@@ -63,6 +63,8 @@ def test_errors_coverage_and_intervals_by_channel() -> None:
         other = found.figures[name][LAST]
         assert other["rmse"] == pytest.approx(np.sqrt(((last - given.target)[chosen] ** 2).mean()))
         assert other["crps"] == other["mae"]
+        assert other["by_mean"] == np.isnan(given.baselines[LAST][chosen]).mean() > 0
+        assert "by_mean" not in found.figures[name][ANCHOR]
         assert other["model_minus_low"] < other["model_minus"] < other["model_minus_high"] < 0
     assert found.figures["a"]["model"]["mase"] == pytest.approx(found.figures["a"]["model"]["mae"] / 2)
     assert "mase" not in found.figures["b"]["model"]

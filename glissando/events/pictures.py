@@ -15,9 +15,10 @@ from glissando.events.baselines import Floats, Observed, Predicted
 from glissando.events.batches import Windows
 from glissando.events.log import FIRST, EventEncoding, EventLog
 from glissando.events.model import EventModel
-from glissando.events.scores import residuals
+from glissando.events.scores import Residuals, residuals
 from glissando.events.task import features
 from glissando.series.pictures import readable
+from glissando.series.tables import counted
 
 #: file names of the pictures
 HISTORY, RESIDUALS = "history.png", "residuals.png"
@@ -58,10 +59,10 @@ def draw(
     some = [track(model, held, log, int(series)) for series in longest[:_SERIES] if (came.series == series).any()]
     assert found.low is not None
     assert found.high is not None
-    values = residuals(came, found.low, found.high).values
+    left = residuals(came, found.low, found.high)
     return [
         draw_histories(some, encoding.kinds, out / HISTORY, log.clock.unit),
-        draw_residuals(values, out / RESIDUALS),
+        draw_residuals(left, out / RESIDUALS),
     ]
 
 
@@ -122,13 +123,13 @@ def draw_histories(tracks: Sequence[Track], kinds: Sequence[str], out: Path, uni
     return out
 
 
-def draw_residuals(values: Floats, out: Path) -> Path:
+def draw_residuals(found: Residuals, out: Path) -> Path:
     """Quantiles of the residuals, ascending, against those of the exponential distribution, with the band within which
     19 of 20 lie where the model is right."""
     from statistics import NormalDist
 
     figure, (axes,) = figure_and_axes()
-    count = len(values)
+    values, count = found.values, len(found.values)
     share = (np.arange(count) + 0.5) / count
     expected = -np.log1p(-share)
     z = NormalDist().inv_cdf(0.975)
@@ -140,6 +141,7 @@ def draw_residuals(values: Floats, out: Path) -> Path:
     axes.plot(expected, values, ".", color="#0b6e99", markersize=3)
     axes.set_xlabel("quantile of the exponential distribution")
     axes.set_ylabel("quantile of the residuals")
-    axes.set_title(f"hazards integrated between {count:,} events", fontsize=10)
+    drawn = f", {found.drawn:,} of them cut by the end of observation and completed by a draw" if found.drawn else ""
+    axes.set_title(f"hazards integrated over {counted(count, 'wait')}{drawn}", fontsize=10)
     figure.savefig(out)
     return out

@@ -21,6 +21,7 @@ from glissando.events.heads import Params
 from glissando.events.log import FIRST, EventLog
 from glissando.events.model import EventModel
 from glissando.events.task import moved
+from glissando.progress import track
 from glissando.state import select_rows
 
 #: steps that are read, and futures that are drawn, at once; days and weeks in seconds
@@ -63,7 +64,7 @@ def presents(model: EventModel, log: EventLog, steps: Steps, window: int) -> Ite
     order = np.argsort(last - begin, kind="stable")
     cost = np.cumsum((last - begin + 1)[order]) // _AT_ONCE
     device = model.time_scale.device
-    for chosen in np.split(order, np.flatnonzero(np.diff(cost)) + 1):
+    for chosen in track(np.split(order, np.flatnonzero(np.diff(cost)) + 1), "predicting", unit="batches"):
         place = begin[chosen][:, None] + np.arange(int((last - begin)[chosen].max()) + 1)
         real = place <= last[chosen][:, None]
         inputs = steps.inputs_at(np.minimum(place, last[chosen][:, None]), real)

@@ -33,11 +33,13 @@ class Residuals(NamedTuple):
     """Integrated hazards between events, which are exponential with mean 1 where the model is right.
 
     values    (N,) of each wait that ends with an event, or with observation
+    drawn     the number of those that observation ended, and a draw completed
     distance  of Kolmogorov and Smirnov to the exponential distribution
     p         the probability of a larger one, if the model is right
     """
 
     values: Floats
+    drawn: int
     distance: float
     p: float
 
@@ -181,11 +183,11 @@ def residuals(held: Observed, low: Floats, high: Floats, seed: int = 0) -> Resid
     values = np.sort((total + np.where(ended, 0.0, rng.exponential(size=len(total))))[waited])
     count = len(values)
     if not count:
-        return Residuals(values, 0.0, 1.0)
+        return Residuals(values, 0, 0.0, 1.0)
     share = -np.expm1(-values)
     steps = np.arange(count + 1) / count
     distance = float(max((steps[1:] - share).max(), (share - steps[:-1]).max()))
-    return Residuals(values, distance, _kolmogorov(distance * np.sqrt(count)))
+    return Residuals(values, int((waited & ~ended).sum()), distance, _kolmogorov(distance * np.sqrt(count)))
 
 
 def _kolmogorov(x: float) -> float:

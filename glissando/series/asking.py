@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from glissando.backbone import ModelState
+from glissando.progress import track
 from glissando.series.answers import answers_of
 from glissando.series.batches import Floats, Ints, Steps
 from glissando.series.history import Past
@@ -109,7 +110,7 @@ def ask(
         window: Number of steps that are read before a question.
     """
     found: Tensor | None = None
-    for chosen in _batches(steps, at, window):
+    for chosen in track(list(_batches(steps, at, window)), "forecasting", unit="batches"):
         rows = torch.from_numpy(chosen)
         y, _ = read(model, steps, at[chosen], window).answer(
             model, horizon[rows], None if ahead is None else ahead[rows]
@@ -135,7 +136,8 @@ def draw_paths(
     like, targets = model.output_scale, model.config.targets
     paths = torch.empty(len(at), n, len(horizon), len(targets), dtype=torch.float64)
     per_batch = max(1, _AT_ONCE // (window * n))
-    for chosen in np.split(np.arange(len(at)), np.arange(per_batch, len(at), per_batch)):
+    batches = np.split(np.arange(len(at)), np.arange(per_batch, len(at), per_batch))
+    for chosen in track(batches, "drawing paths", unit="batches"):
         rows = torch.from_numpy(chosen).repeat_interleave(n)
         reading = read(model, steps, at[chosen], window)
         copies = torch.arange(len(chosen)).repeat_interleave(n)

@@ -27,7 +27,8 @@ def described(data: SeriesData, encoding: Encoding, panel: Panel, is_new: bool) 
     """
     lengths, channels = panel.lengths, [*encoding.columns, *encoding.categorical]
     observed = np.concatenate([~np.isnan(panel.values), panel.codes != MISSING], 1)
-    size = f"{len(panel.names):,} series of {lengths.min():,} to {lengths.max():,} steps, {lengths.sum():,} in all"
+    most = "" if lengths.min() == lengths.max() else f" to {lengths.max():,}"
+    size = f"{len(panel.names):,} series of {lengths.min():,}{most} steps, {lengths.sum():,} in all"
     if len(panel.names) == 1:
         size = f"one series of {counted(int(lengths[0]), 'step')}"
         size += "" if data.group or is_new else " (no column names series: --data.group)"

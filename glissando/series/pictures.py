@@ -140,7 +140,7 @@ def draw_errors(answers: Answers, head: Head, channels: Sequence[str], out: Path
     the channels with most values: of the model and the baselines."""
     from matplotlib.ticker import NullFormatter, ScalarFormatter
 
-    predicted = {**answers.baselines, "model": head.mean(answers.params).double().numpy()}
+    means = head.mean(answers.params).double().numpy()
     counts = np.bincount(answers.channel, minlength=len(channels))
     drawn = [each for each in np.argsort(-counts, kind="stable")[:_CHANNELS].tolist() if counts[each]]
     factor, unit = readable(unit, float(np.quantile(answers.horizon, 0.9)))
@@ -150,8 +150,11 @@ def draw_errors(answers: Answers, head: Head, channels: Sequence[str], out: Path
     figure, every = figure_and_axes(len(distances), len(drawn))
     for axes, (number, (name, distance)) in zip(every, itertools.product(drawn, distances.items()), strict=True):
         chosen, top = answers.channel == number, 0.0
-        for who, values in predicted.items():
-            x, y = _binned(distance[chosen], (values - answers.target)[chosen] ** 2)
+        for who in (*answers.baselines, "model"):
+            forecast = (means[chosen], 0.0) if who == "model" else answers.baseline(who, chosen)
+            if forecast is None:
+                continue
+            x, y = _binned(distance[chosen], (forecast[0] - answers.target[chosen]) ** 2)
             axes.plot(x, np.sqrt(y), marker="o", markersize=3, linewidth=1.4, color=_COLOURS.get(who), label=who)
             if who != MEAN:  # far off where values drift: it may leave the picture
                 top = max(top, float(np.sqrt(y).max(initial=0)))

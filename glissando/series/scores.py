@@ -48,6 +48,15 @@ class Answers(NamedTuple):
     baselines: Mapping[str, np.ndarray]
     spread: np.ndarray | None = None
 
+    def baseline(self, name: str, chosen: np.ndarray) -> tuple[np.ndarray, float] | None:
+        """A baseline's forecasts of the `chosen` (N,) values, and the share of them for which the mean stands in; None
+        where it has no forecast at all, as in a channel without a period."""
+        values = self.baselines[name][chosen]
+        absent = np.isnan(values)
+        if absent.all():
+            return None
+        return np.where(absent, self.baselines[MEAN][chosen], values) if absent.any() else values, absent.mean()
+
 
 class Score(NamedTuple):
     """Figures by channel, or target of a classification, and predictor: {"hdl": {"model": {"rmse": 0.1}, "mean": ...}}.
@@ -120,7 +129,8 @@ def score_forecasts(
     """RMSE, MAE, MASE and CRPS of each channel, of the model and of each baseline, and the coverage of intervals; where
     the truth is known also nats, the negative log-likelihood of a value by itself.
 
-    The CRPS of a baseline, which predicts a point, is its mean absolute error.
+    The CRPS of a baseline, which predicts a point, is its mean absolute error. `by_mean` is the share of its forecasts
+    for which it has none, so that the mean stands in.
 
     Args:
         answers: What was forecast.
@@ -129,9 +139,7 @@ def score_forecasts(
         naive: Mean absolute error (O,) of the last value on the training data, by which MASE divides; None: no MASE.
         seed: Seed of the bootstrap.
     """
-    predicted = {"model": head.mean(answers.params).double().numpy()}
-    mean = answers.baselines.get(MEAN, np.full(len(answers.target), np.nan))
-    predicted |= answers.baselines
+    means = head.mean(answers.params).double().numpy()
     crps = head.crps(answers.params, torch.from_numpy(answers.target).to(answers.params)).double().numpy()
     inside = {} if isinstance(head, Point) else {share: _inside(answers, head, share) for share in INTERVALS}
     known = _likelihoods(answers, head)
@@ -142,11 +150,11 @@ def score_forecasts(
             continue
         target, bootstrap = answers.target[chosen], _Bootstrap(answers.series[chosen], seed)
         found = figures[channel] = {}
-        for who, values in predicted.items():
-            values = values[chosen]
-            if np.isnan(values).all() and who != "model":
-                continue  # a channel without a period, for one
-            error = np.where(np.isnan(values), mean[chosen], values) - target if who != "model" else values - target
+        for who in ("model", *answers.baselines):
+            forecast = (means[chosen], 0.0) if who == "model" else answers.baseline(who, chosen)
+            if forecast is None:
+                continue
+            error, absent = forecast[0] - target, forecast[1]
             roots = np.sqrt(bootstrap.means(error**2))
             row = {"rmse": float(np.sqrt((error**2).mean())), "mae": float(np.abs(error).mean())}
             if naive is not None and naive[number] > 0:
@@ -159,6 +167,7 @@ def score_forecasts(
             else:
                 row |= {"crps": row["mae"], "model_minus": found["model"]["rmse"] - row["rmse"]}
                 row |= bootstrap.interval("model_minus", model - roots)
+                row |= {"by_mean": absent} if absent else {}
             row |= {name: float(part[chosen].mean()) for name, part in known.get(who, {}).items()}
             found[who] = row
     return Score(len(answers.target), len(np.unique(answers.series)), figures, _worse(figures))
@@ -413,7 +422,7 @@ def _listed(names: Sequence[str]) -> str:
 def _cell(row: Mapping[str, float], name: str) -> str:
     if name not in row:
         return ""
-    if name.startswith("covered"):
+    if name.startswith("covered") or name == "by_mean":
         return f"{row[name]:.1%}"
     text = f"{row[name]:+.4g}" if name == "model_minus" else f"{row[name]:.4g}"
     return text + (f" [{row[f'{name}_low']:.4g}, {row[f'{name}_high']:.4g}]" if f"{name}_low" in row else "")
