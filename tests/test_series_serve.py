@@ -118,7 +118,9 @@ def test_states_stay_within_the_limit_and_the_answer_says_what_was_dropped(run: 
         assert made._answer(_body({**first, "who": name}), None)["dropped"] == []
     made._answer(_body({**rows_of()[1], "who": "a"}), None)
     assert made._answer(_body({**first, "who": "d"}), None)["dropped"] == ["b"]
-    assert made._answer(_body({**first, "who": "e"}), 1)["dropped"] == []  # of another key: its name is not told
+    assert (
+        made._answer(_body({**first, "who": "e"}), 1)["dropped"] == []
+    )  # a series of another key is dropped, and not named
     assert (made.size, made.dropped, len(made.kept)) == (3 * size, 2, 3)
     with pytest.raises(ValueError, match="the state of 'b' is not here"):
         made._answer(_body({**first, "who": "b"}, begin=False), None)

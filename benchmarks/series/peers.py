@@ -23,6 +23,7 @@ import argparse
 import json
 import sys
 import time
+from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -34,6 +35,7 @@ from torch import Tensor, nn
 
 from benchmarks.series import compare
 from glissando.config import options
+from glissando.errors import InputError
 from glissando.mixers import Context, Mixer, register_mixer
 from glissando.mixers.base import placement
 
@@ -57,13 +59,13 @@ class Peer(Mixer):
 
     def forward(self, x: Tensor, state: Any = None, ctx: Context | None = None) -> tuple[Tensor, Any]:
         if state is not None:
-            raise NotImplementedError("a peer reads whole windows: leave the state out")
+            raise InputError("a peer reads whole windows: leave the state out")
         dt = self.context(ctx).dt
         return self.along(x, torch.ones_like(x[..., 0]) if dt is None else dt.to(x.dtype)), None
 
+    @abstractmethod
     def along(self, x: Tensor, dt: Tensor) -> Tensor:
         """y (B, T, D) of x (B, T, D), dt (B, T) the time since the step before."""
-        raise NotImplementedError
 
 
 class GRUD(Peer):
