@@ -9,6 +9,7 @@ from __future__ import annotations
 import inspect
 import random
 import tempfile
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -26,7 +27,7 @@ from glissando.training.hook import Hook
 from glissando.training.progress import Progress
 
 
-class Estimator:
+class Estimator(ABC):
     """A subclass has these parameters beside its own.
 
     preset   of its kind
@@ -49,9 +50,9 @@ class Estimator:
     _sizes: ClassVar[tuple[str, ...]]
 
     @classmethod
+    @abstractmethod
     def _classes(cls) -> tuple[Any, Any, Any]:
         """The classes of a run, of its configuration, and of its model's options."""
-        raise NotImplementedError
 
     def get_params(self, deep: bool = True) -> dict[str, Any]:
         """The constructor's parameters."""
@@ -96,7 +97,8 @@ class Estimator:
 
     @classmethod
     def _require_own(cls, run: Any, path: str | Path) -> None:
-        """Raise ConfigError for a run that another estimator's is."""
+        """Raise ConfigError for a run that another estimator's is; by default none is."""
+        return
 
     def _fitted(self) -> Any:
         if not hasattr(self, "run_"):

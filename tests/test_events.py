@@ -117,7 +117,7 @@ def test_start_and_end_by_column(tmp_path):
     assert after.kind.tolist() == [-1, 0, -1, -1, 1, -1, -1]
     assert after.end.sum() == 3
     assert encoding.static_categories == {"sex": ["f", "m"]}
-    assert any("1 events after the end" in line for line in log.report)
+    assert any("1 event after the end" in line for line in log.report)
     assert any("ends at or before its start" in line for line in log.report)
 
 
@@ -137,7 +137,7 @@ def test_kinds_that_are_read_alone_and_unknown_ones():
     assert log.scored.tolist() == [False, False, True]
     new, _ = read(frame("a 1 x\na 2 strange\na 2 x\na 3 visit"), encoding)
     assert new.codes.tolist() == [2, 2, 1, 3]
-    assert any("1 events of kinds" in line and "strange" in line for line in new.report)
+    assert any("1 event of kinds" in line and "strange" in line for line in new.report)
 
 
 def test_resolution_is_found_and_said():
@@ -274,23 +274,13 @@ def test_scales_are_of_the_training_alone():
 
 # ---------------------------------------------------------------------- the command
 
+TRAIN = ["events", "train", "--data.path", "log.csv", "--data.group", "id", "--data.time", "t", "--data.kind", "kind"]
+
 
 def test_train_and_evaluate(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     logs(count=20).to_csv("log.csv", index=False)
-    line = [
-        "events",
-        "train",
-        "--data.path",
-        "log.csv",
-        "--data.group",
-        "id",
-        "--data.time",
-        "t",
-        "--data.kind",
-        "kind",
-    ]
-    assert main([*line, "--training.steps", "3", "--threads", "1", "--out", "run"]) == 0
+    assert main([*TRAIN, "--training.steps", "3", "--threads", "1", "--out", "run"]) == 0
     capsys.readouterr()
     assert main(["events", "evaluate", "run", "--threads", "1"]) == 0
     assert "nats an event" in capsys.readouterr().out
@@ -392,18 +382,9 @@ def test_a_run_goes_on_where_its_tables_are_now(tmp_path, monkeypatch, capsys):
     logs(count=20).to_csv("log.csv", index=False)
     table(tmp_path, "id age\n" + "\n".join(f"{n} {20 + n}" for n in range(20)), "people.csv")
     line = [
-        "events",
-        "train",
-        "--data.path",
-        "log.csv",
-        "--data.group",
-        "id",
-        "--data.time",
-        "t",
-        "--data.kind",
-        "kind",
+        *TRAIN,
+        *["--data.static", "age", "--data.static_path", "people.csv", "--threads", "1", "--training.steps", "6"],
     ]
-    line += ["--data.static", "age", "--data.static_path", "people.csv", "--threads", "1", "--training.steps", "6"]
     assert main([*line, "--out", "whole"]) == 0
     taken, real = [], EventsTask.loss
 

@@ -13,7 +13,6 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import field
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 
 import torch
@@ -21,7 +20,7 @@ import torch.nn.functional as F
 from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveInt
 from torch import Tensor, nn
 
-from glissando.backbone import Backbone, BackboneConfig, ModelState, for_saved_weights
+from glissando.backbone import BackboneConfig, ModelState
 from glissando.config import from_dict, options, starting
 from glissando.errors import InputError
 from glissando.events.batches import Targets
@@ -30,8 +29,9 @@ from glissando.initialization import Scheme
 from glissando.mixers import MIXERS, Context, LiquidConfig, Memo
 from glissando.mixers.liquid.scan import require_time
 from glissando.series.anchor import logarithm
-from glissando.series.history import Past, at, history, nothing
+from glissando.series.history import Past, at, history
 from glissando.series.model import Sizes
+from glissando.tables import TableModel, filled, require_shapes
 
 #: harmonics of the day and of the week that are read
 _HARMONICS = 2
@@ -80,7 +80,7 @@ class Likelihood(NamedTuple):
     kind: Tensor
 
 
-class EventModel(Backbone):
+class EventModel(TableModel):
     """A model of events; the contract is that of LanguageModel, and `h` stands where that has logits.
 
     `model(codes, dt=gaps)` returns `(h, None)` and starts from an empty past. `model(codes, state, dt=gaps)` returns h
@@ -92,7 +92,7 @@ class EventModel(Backbone):
     """
 
     config: EventConfig
-    _inputs, _kind = "the steps", "events"
+    _inputs, _kind, _options = "the steps", "events", EventConfig
     time_scale: Tensor  # ()
     mark_mean: Tensor  # (M,)
     mark_scale: Tensor  # (M,)
@@ -126,43 +126,15 @@ class EventModel(Backbone):
         """A model with new weights; raises ConfigError for an option that does not exist."""
         return cls(config if isinstance(config, EventConfig) else from_dict(EventConfig, config, "model"))
 
-    @classmethod
-    def load(cls, path: str | Path, trust_imports: bool = False) -> EventModel:
-        """The model of a run, in evaluation mode.
-
-        Args:
-            path: Directory that `save` or `glissando events train` wrote, or a checkpoint in it.
-            trust_imports: Whether the Python files that the run was made with may be executed.
-
-        Raises:
-            RunError: The directory is not a run, is incomplete or is damaged.
-        """
-        from glissando.loading import with_weights_of
-        from glissando.runs import Run
-
-        run = Run.open(path)
-        config = from_dict(EventConfig, run.read_config(trust_imports, cls._kind).get("model", {}), "model")
-        model = with_weights_of(run, lambda: cls(for_saved_weights(config)))
-        model.config = config
-        return model.eval()
-
     def set_scales(self, **scales: Any) -> None:
         """Set the units of the data: see glissando.events.batches.Scales."""
         waits = scales.pop("wait_mean"), scales.pop("wait_scale")
-        for name, values in scales.items():
-            buffer = self.get_buffer(name)
-            buffer.copy_(torch.as_tensor(values, dtype=buffer.dtype).expand_as(buffer))
+        self._set_buffers(scales)
         self.head.set_scales(*waits)
 
-    def init_state(
-        self, batch_size: int, device: torch.device | None = None, dtype: torch.dtype | None = None
-    ) -> ModelState:
-        """The state before any step, on the model's device and dtype by default; what is known of the values is never
-        narrower than float32."""
-        state = super().init_state(batch_size, device, dtype)
-        like = self.entry.weight
-        wide = torch.promote_types(dtype or like.dtype, torch.float32)
-        return state._replace(past=nothing(batch_size, self.config.values, device or like.device, wide))
+    @property
+    def channels(self) -> int:
+        return self.config.values
 
     def forward(
         self,
@@ -223,15 +195,15 @@ class EventModel(Backbone):
             parts.append(_waves(phases).to(like.dtype))
         if self.config.marks:
             assert marks is not None
-            parts += _filled(marks, self.mark_mean, self.mark_scale, like.dtype)
+            parts += filled(marks, self.mark_mean, self.mark_scale, like.dtype)
         known = None
         if self.config.values:
             assert values is not None
-            scaled, there = _filled(values, self.value_mean, self.value_scale, like.dtype)
+            scaled, there = filled(values, self.value_mean, self.value_scale, like.dtype)
             seen = there.bool() if mask is None else there.bool() & mask.unsqueeze(-1)
             known = history(scaled, seen, gaps, past if state is None else state.past)
             parts += [scaled, there, known.value, logarithm(known.age), known.mean, known.number.log1p() / 3]
-        parts.append(self._facts(codes, static, static_codes).unsqueeze(1).expand(-1, codes.shape[1], -1))
+        parts.append(self._facts(len(codes), static, static_codes).unsqueeze(1).expand(-1, codes.shape[1], -1))
 
         ctx = Context(mask, gaps if "dt" in self.depth.accepts else None, control, donate, memo)
         read = self.entry(torch.cat(parts, -1)) + self.embedding(codes)
@@ -308,17 +280,6 @@ class EventModel(Backbone):
         fine = (torch.where(later, gaps, 1).log() - self.log_mean) / self.log_scale
         return torch.stack([gaps.log1p() / 3, torch.where(later, fine, 0).to(gaps.dtype), (~later).to(gaps.dtype)], -1)
 
-    def _facts(self, codes: Tensor, static: Tensor | None, static_codes: Tensor | None) -> Tensor:
-        """What is known of the series (B, facts): numbers, whether they are there, and categories as 0 and 1."""
-        config, dtype = self.config, self.entry.weight.dtype
-        if static is None:
-            static = torch.full((len(codes), config.static), math.nan, device=codes.device)
-        parts = _filled(static, self.static_mean, self.static_scale, dtype)
-        for number, size in enumerate(config.static_categories):
-            code = torch.zeros_like(codes[:, 0]) if static_codes is None else static_codes[:, number]
-            parts.append(F.one_hot(code, size).to(dtype))
-        return torch.cat(parts, -1)
-
     def _require_parts(self, codes: Tensor, **parts: Tensor | None) -> None:
         """Raise InputError for a part that is missing, is not the model's, or has another shape or type."""
         if not isinstance(codes, Tensor) or codes.ndim != 2 or codes.shape[1] == 0 or codes.dtype != torch.int64:
@@ -329,30 +290,16 @@ class EventModel(Backbone):
                 f"codes go from 0 to {self.config.codes - 1}, got {int(codes.min())} to {int(codes.max())}"
             )
         config, (batch, length) = self.config, codes.shape
-        shapes = {
+        shapes: dict[str, tuple[int, ...]] = {
             "dt": (batch, length), "phases": (batch, length, 2 * config.clock),
             "marks": (batch, length, config.marks), "mark_codes": (batch, length, len(config.mark_categories)),
             "values": (batch, length, config.values), "static": (batch, config.static),
             "static_codes": (batch, len(config.static_categories)),
         }  # fmt: skip
-        for name, shape in shapes.items():
-            part, taken = parts[name], name == "dt" or shape[-1] > 0
-            if part is None:
-                if taken and name in ("phases", "marks", "mark_codes", "values"):
-                    raise InputError(f"{name} {shape} is missing: this model reads it")
-            elif not taken:
-                raise InputError(f"{name} was given, and this model takes none: leave it out")
-            elif not isinstance(part, Tensor) or part.shape != shape:
-                found = tuple(part.shape) if isinstance(part, Tensor) else f"a {type(part).__name__}"
-                raise InputError(f"{name} must be a tensor {shape} for codes {tuple(codes.shape)}, got {found}")
+        taken = {name: shape if name == "dt" or shape[-1] > 0 else None for name, shape in shapes.items()}
+        require_shapes(parts, taken, ("phases", "marks", "mark_codes", "values"), f"codes {tuple(codes.shape)}")
         if (dt := parts["dt"]) is not None:
             require_time(dt)
-
-
-def _filled(numbers: Tensor, mean: Tensor, scale: Tensor, dtype: torch.dtype) -> list[Tensor]:
-    """Numbers in their units, 0 where they are missing, and whether they are there."""
-    there = numbers.isfinite()
-    return [torch.where(there, (numbers - mean) / scale, 0).to(dtype), there.to(dtype)]
 
 
 def _waves(phases: Tensor) -> Tensor:

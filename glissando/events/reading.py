@@ -18,7 +18,7 @@ from glissando.series.options import SeriesData
 from glissando.series.panel import MISSING, Clock, Panel
 from glissando.series.reading import read_panel
 from glissando.series.steps import Clash, merge
-from glissando.series.tables import Column, Table, listed
+from glissando.series.tables import Column, Table, counted, listed
 from glissando.series.times import Times, time_form, times
 
 #: without a column of kinds, every event has this one
@@ -239,7 +239,7 @@ class _Reader:
         if unknown := int((codes == UNKNOWN).sum()):
             strange = [name for name in names if name not in place]
             self.report.append(
-                f"{unknown:,} events of kinds that training does not know are read as unknown and not scored: "
+                f"{counted(unknown, 'event')} of kinds that training does not know, read as unknown and not scored: "
                 f"{listed(strange)}"
             )
         return codes, raw
@@ -261,10 +261,10 @@ class _Reader:
         if count := int(repeats.sum()):
             marks = ", with the marks of the first" if self.data.marks else ""
             by = ", ".join(name for name in (self.data.group, self.data.time, self.data.kind) if name is not None)
-            self.report.append(f"{count:,} events repeat another ({by}): merged{marks}")
+            self.report.append(f"{counted(count, 'event')} merged: the same {by} as of another{marks}")
         earlier = np.diff(steps.ticks) < 0
         if count := int((earlier & (np.diff(steps.series) == 0)).sum()):
-            self.report.append(f"{count:,} rows came after a later time of their series: sorted")
+            self.report.append(f"{counted(count, 'row')} sorted: a later time of the series stood before")
         return sorted_.at(np.flatnonzero(~repeats))
 
     def _within(self, steps: _Steps, since: _Moments, until: _Moments) -> _Steps:
@@ -272,7 +272,7 @@ class _Reader:
         series, count = steps.series, len(self.names)
         kept = ~until.known[series] | (steps.ticks <= until.ticks[series])
         if late := int((~kept & (steps.row >= 0)).sum()):
-            self.report.append(f"{late:,} events after the end of observation (data.end) are left out")
+            self.report.append(f"{counted(late, 'event')} after the end of observation (data.end) left out")
         ends_first = since.known & until.known & (until.ticks <= since.ticks)
         if wrong := np.flatnonzero(ends_first).tolist():
             self.report.append(

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from pathlib import Path
+from dataclasses import dataclass, field
 from typing import Annotated, Any, ClassVar, NamedTuple
 
 import numpy as np
@@ -14,15 +13,15 @@ from pydantic import Field
 
 from glissando.config import from_dict, options, recorded, to_dict
 from glissando.data.base import WHOLE, Shard, Split
-from glissando.errors import ConfigError, DivergenceError, RunError
+from glissando.errors import ConfigError, DivergenceError
 from glissando.events.batches import After, Batch, Scales, Steps, Targets, Windows, scales
 from glissando.events.log import EventEncoding, EventLog, parts
 from glissando.events.model import EventConfig, EventModel, Likelihood
 from glissando.events.options import EventsData
 from glissando.events.reading import read_events
-from glissando.runs import Run, require_replaceable
+from glissando.runs import Run
 from glissando.series.history import Past
-from glissando.storage import publish_directory
+from glissando.tables import TableRun
 from glissando.training.config import TrainingConfig
 from glissando.training.table import TableRunConfig
 from glissando.training.task import Loss, Task
@@ -241,38 +240,13 @@ def build(options: Mapping[str, Any], encoding: EventEncoding, found: Scales) ->
 
 
 @dataclass(frozen=True)
-class EventRun:
+class EventRun(TableRun):
     """A trained model and how it reads tables."""
 
     model: EventModel
     encoding: EventEncoding
     data: EventsData
-
-    @classmethod
-    def open(cls, path: str | Path, trust_imports: bool = False) -> EventRun:
-        """Raises RunError for what is no run of events, or a model that was saved without data."""
-        config = Run.open(path).read_config(trust_imports, kind="events")
-        if "data" not in config or "encoding" not in config:
-            raise RunError(f"{path} is a model that was saved without data: load it with EventModel.load")
-        model = EventModel.load(path, trust_imports)
-        data = from_dict(EventsData, config["data"], "data")
-        return cls(model, from_dict(EventEncoding, config["encoding"], "encoding"), data)
-
-    def save(self, path: str | Path, overwrite: bool = False, estimator: Mapping[str, Any] | None = None) -> None:
-        """Write a run directory that `open` opens, whole or not at all; estimator: parameters of one, for its `load`.
-
-        Raises RunError, before anything is written, where there is something at `path` that may not be replaced.
-        """
-        target = Path(path).expanduser()
-        require_replaceable(target, overwrite)
-        config = {"model": self.model.config, "data": self.data, "encoding": self.encoding}
-        plain = {"kind": "events", **{name: to_dict(part) for name, part in config.items()}}
-        plain |= {} if estimator is None else {"estimator": dict(estimator)}
-        publish_directory(target, lambda folder: Run.create(folder).write_model(self.model.state_dict(), plain))
-
-    def reading(self, options: Mapping[str, Any]) -> EventRun:
-        """The same model, which reads tables by other `options` of EventsData."""
-        return replace(self, data=from_dict(EventsData, {**to_dict(self.data), **options}, "data"))
+    _classes = EventModel, EventEncoding, EventsData
 
     def read(self, source: Any, facts: Any = None, values: Any = None) -> EventLog:
         """A new table, or frame, as the model reads it, with a second one of facts and a third one of values. Raises

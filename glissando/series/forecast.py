@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from glissando.config import from_dict, to_dict
 from glissando.errors import ConfigError, NotFiniteError, RunError
-from glissando.runs import Run, require_replaceable
 from glissando.series.answers import call
 from glissando.series.asking import ask, draw_paths
 from glissando.series.batches import Floats, Scales, Steps, require_near, scales_of
@@ -23,45 +21,21 @@ from glissando.series.options import SeriesData
 from glissando.series.panel import Clock, Encoding, Panel
 from glissando.series.reading import read_panel
 from glissando.series.task import windows_of
-from glissando.storage import publish_directory, write_atomic
+from glissando.storage import write_atomic
+from glissando.tables import TableRun
 
 #: times that are forecast of a series at most
 _MOST_TIMES = 100_000
 
 
 @dataclass(frozen=True)
-class SeriesRun:
+class SeriesRun(TableRun):
     """A trained model and how it reads tables."""
 
     model: SeriesModel
     encoding: Encoding
     data: SeriesData
-
-    @classmethod
-    def open(cls, path: str | Path, trust_imports: bool = False) -> SeriesRun:
-        """Raises RunError for what is no run of series, or a model that was saved without data."""
-        run = Run.open(path)
-        config = run.read_config(trust_imports, kind="series")
-        if "data" not in config or "encoding" not in config:
-            raise RunError(f"{path} is a model that was saved without data: load it with SeriesModel.load")
-        model = SeriesModel.load(path, trust_imports)
-        data = from_dict(SeriesData, config["data"], "data")
-        return cls(model, from_dict(Encoding, config["encoding"], "encoding"), data)
-
-    def save(self, path: str | Path, overwrite: bool = False, **sections: Mapping[str, Any]) -> None:
-        """Write a run directory that `open` opens, whole or not at all; `sections` go into its configuration.
-
-        Raises RunError, before anything is written, where there is something at `path` that may not be replaced.
-        """
-        target = Path(path).expanduser()
-        require_replaceable(target, overwrite)
-        config = {"model": self.model.config, "data": self.data, "encoding": self.encoding}
-        plain = {"kind": "series", **{name: to_dict(part) for name, part in config.items()}, **sections}
-        publish_directory(target, lambda folder: Run.create(folder).write_model(self.model.state_dict(), plain))
-
-    def reading(self, options: Mapping[str, Any]) -> SeriesRun:
-        """The same model, which reads tables by other `options` of SeriesData."""
-        return replace(self, data=from_dict(SeriesData, {**to_dict(self.data), **options}, "data"))
+    _classes = SeriesModel, Encoding, SeriesData
 
     def read(self, source: Any) -> Panel:
         """A new table, or frame, as the model reads it. Raises DataError for what it cannot read."""

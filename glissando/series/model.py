@@ -14,14 +14,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import field, fields
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import torch
 from pydantic import Field, NonNegativeInt, PositiveInt
 from torch import Tensor, nn
 
-from glissando.backbone import Backbone, BackboneConfig, ModelState, for_saved_weights
+from glissando.backbone import BackboneConfig, ModelState
 from glissando.config import from_dict, options, starting
 from glissando.errors import ConfigError, InputError
 from glissando.initialization import Scheme
@@ -30,8 +29,9 @@ from glissando.mixers.liquid.scan import require_time
 from glissando.model import ModelConfig
 from glissando.series.anchor import Anchor, Facts, logarithm
 from glissando.series.heads import LEVELS, Head, make_head
-from glissando.series.history import Past, at, history, nothing
+from glissando.series.history import Past, at, history
 from glissando.series.horizon import HorizonHead
+from glissando.tables import TableModel, require_shapes
 
 #: sizes of categories, each with 0 for a missing one and 1 for an unknown one
 Sizes = list[Annotated[int, Field(ge=2)]]
@@ -87,7 +87,7 @@ class SeriesConfig(BackboneConfig):
             )
 
 
-class SeriesModel(Backbone):
+class SeriesModel(TableModel):
     """A model of time series; the contract is that of LanguageModel.
 
     `model(x)` returns `(y, None)` and starts from an empty past. `model(x, state)` returns y and the new state, and
@@ -98,7 +98,7 @@ class SeriesModel(Backbone):
     """
 
     config: SeriesConfig
-    _inputs, _kind = "the steps of x", "series"
+    _inputs, _kind, _options = "the steps of x", "series", SeriesConfig
     input_mean: Tensor  # (K,)
     input_scale: Tensor  # (K,)
     output_mean: Tensor  # (O,)
@@ -153,26 +153,6 @@ class SeriesModel(Backbone):
             return cls(config)
         return cls(from_dict(SeriesConfig, _checked({**config, **sizes}), "model"))
 
-    @classmethod
-    def load(cls, path: str | Path, trust_imports: bool = False) -> SeriesModel:
-        """The model of a run, in evaluation mode.
-
-        Args:
-            path: Directory that `save` or `glissando series train` wrote, or a checkpoint in it.
-            trust_imports: Whether the Python files that the run was made with may be executed.
-
-        Raises:
-            RunError: The directory is not a run, is incomplete or is damaged.
-        """
-        from glissando.loading import with_weights_of
-        from glissando.runs import Run
-
-        run = Run.open(path)
-        config = from_dict(SeriesConfig, run.read_config(trust_imports, cls._kind).get("model", {}), "model")
-        model = with_weights_of(run, lambda: cls(for_saved_weights(config)))
-        model.config = config
-        return model.eval()
-
     def set_scales(self, **scales: Any) -> None:
         """Set the scales by which the model reads and writes the units of the data.
 
@@ -183,22 +163,14 @@ class SeriesModel(Backbone):
             **scales: input_mean and input_scale (K,), output_mean and output_scale (O,), those of static (P,) and of
                 future (U,), and time_scale ().
         """
-        for name, values in scales.items():
-            buffer = self.get_buffer(name)
-            buffer.copy_(torch.as_tensor(values, dtype=buffer.dtype).expand_as(buffer))
+        self._set_buffers(scales)
         if self.config.forecast:  # a forecast channel has one scale, read and written
             self.output_mean.copy_(self.input_mean[self.config.targets])
             self.output_scale.copy_(self.input_scale[self.config.targets])
 
-    def init_state(
-        self, batch_size: int, device: torch.device | None = None, dtype: torch.dtype | None = None
-    ) -> ModelState:
-        """The state before any step, on the model's device and dtype by default; what is known of the past is never
-        narrower than float32."""
-        state = super().init_state(batch_size, device, dtype)
-        like = self.entry.weight
-        wide = torch.promote_types(dtype or like.dtype, torch.float32)
-        return state._replace(past=nothing(batch_size, self.config.inputs, device or like.device, wide))
+    @property
+    def channels(self) -> int:
+        return self.config.inputs
 
     def forward(
         self,
@@ -259,7 +231,7 @@ class SeriesModel(Backbone):
             observed, gaps = observed & mask.unsqueeze(-1), torch.where(mask, gaps, 0)
         values = torch.where(observed, (x - self.input_mean) / self.input_scale, 0)
         known = history(values, observed, gaps, past if state is None else state.past)
-        facts = self._facts(x[:, 0, :0] if static is None else static.to(x), static_codes)
+        facts = self._facts(len(x), None if static is None else static.to(x), static_codes).unsqueeze(1)
         read = self._features(values, observed, gaps, known, facts, future)
 
         after = Context(mask, self._duration(gaps), control, donate, memo)
@@ -297,7 +269,7 @@ class SeriesModel(Backbone):
             static_codes: (N, R).
             ahead: (1, N, U), in the units of the data.
         """
-        facts = self._facts(static.to(known.value), static_codes).transpose(0, 1)
+        facts = self._facts(len(static), static.to(known.value), static_codes, known.value.dtype).unsqueeze(0)
         self.anchor.fit(known, horizon, Facts(facts, self._ahead(ahead)), target, target.isfinite())
 
     @torch.no_grad()
@@ -313,7 +285,7 @@ class SeriesModel(Backbone):
             static_codes: (B, R).
             ahead: (B, T, U).
         """
-        facts = self._facts(known.value[:, 0, :0] if static is None else static, static_codes)
+        facts = self._facts(len(known.value), static, static_codes, known.value.dtype).unsqueeze(1)
         y = self.anchor(known, horizon / self.time_scale, Facts(facts, self._ahead(ahead)))
         return self.output_mean + self.output_scale * y
 
@@ -322,22 +294,6 @@ class SeriesModel(Backbone):
         return mean(y, mask) if self.config.pooling == "mean" else last(y, mask)
 
     # ------------------------------------------------------------------ parts
-
-    def _facts(self, static: Tensor, codes: Tensor | None) -> Tensor:
-        """What is known of the series (B, 1, facts): numbers, whether they are there, and categories as 0 and 1.
-
-        static  (B, P), or (B, 0) where none are known
-        """
-        config, parts = self.config, [static[:, :0]]
-        if config.static:
-            static = static.new_full((len(static), config.static), float("nan")) if not static.shape[1] else static
-            there = static.isfinite()
-            numbers = torch.where(there, (static - self.static_mean) / self.static_scale, 0)
-            parts += [numbers.to(static.dtype), there.to(static.dtype)]
-        for number, size in enumerate(config.static_categories):
-            code = torch.zeros(len(static), dtype=torch.int64) if codes is None else codes[:, number]
-            parts.append(nn.functional.one_hot(code.to(static.device), size).to(static.dtype))
-        return torch.cat(parts, -1).unsqueeze(1)
 
     def _ahead(self, ahead: Tensor | None) -> Tensor | None:
         return None if ahead is None else (ahead - self.future_mean) / self.future_scale
@@ -419,28 +375,18 @@ class SeriesModel(Backbone):
         """Raise InputError for a part that is missing, is not the model's, or has another shape or type."""
         config, (batch, length, channels), horizon = self.config, x.shape, parts["horizon"]
         questions = -1 if not isinstance(horizon, Tensor) or horizon.ndim != 3 else horizon.shape[2]
-        shapes: dict[str, tuple[tuple[int, ...], bool]] = {  # and whether the model takes it
-            "observed": ((batch, length, channels), True),
-            "horizon": ((batch, length, questions), config.forecast),
-            "codes": ((batch, length, len(config.categories)), bool(config.categories)),
-            "static": ((batch, config.static), bool(config.static)),
-            "static_codes": ((batch, len(config.static_categories)), bool(config.static_categories)),
-            "future": ((batch, length, config.future), bool(config.future)),
-            "ahead": ((batch, length, questions, config.future), bool(config.future) and config.forecast),
+        shapes = {
+            "observed": (batch, length, channels),
+            "horizon": (batch, length, questions) if config.forecast else None,
+            "codes": (batch, length, len(config.categories)) if config.categories else None,
+            "static": (batch, config.static) if config.static else None,
+            "static_codes": (batch, len(config.static_categories)) if config.static_categories else None,
+            "future": (batch, length, config.future) if config.future else None,
+            "ahead": (batch, length, questions, config.future) if config.future and config.forecast else None,
         }
         needed = {"codes", "future", *({"ahead"} if horizon is not None else ())}
-        for name, (shape, taken) in shapes.items():
-            part = parts[name]
-            if part is None:
-                if taken and name in needed:
-                    raise InputError(f"{name} {shape} is missing: this model reads it")
-            elif not taken:
-                why = "its answers are of the step itself (model.forecast)" if name == "horizon" else "leave it out"
-                raise InputError(f"{name} was given, and this model takes none: {why}")
-            elif not isinstance(part, Tensor) or part.shape != shape:
-                found = tuple(part.shape) if isinstance(part, Tensor) else f"a {type(part).__name__}"
-                expected = str(shape).replace("-1", "J")
-                raise InputError(f"{name} must be a tensor {expected} for x {tuple(x.shape)}, got {found}")
+        why = {"horizon": "its answers are of the step itself (model.forecast)"}
+        require_shapes(parts, shapes, needed, f"x {tuple(x.shape)}", why)
         if (observed := parts["observed"]) is not None and observed.dtype != torch.bool:
             raise InputError(f"observed must be bool, True where a value was observed, got {observed.dtype}")
         if horizon is not None:
