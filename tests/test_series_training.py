@@ -30,7 +30,7 @@ from glissando.series.batches import Steps, Windows, scales
 from glissando.series.evaluation import evaluate
 from glissando.series.history import Past
 from glissando.series.shrinkage import shares, shrunk
-from glissando.series.task import SeriesRunConfig, SeriesTask, build, fit_anchor, prepare, series_config
+from glissando.series.task import SeriesRunConfig, SeriesTask, build, fit_anchor, prepare
 
 #: of a model that learns the tables below in a second
 TINY = {"hidden_size": 8, "depth": {"layers": 1}, "mixer": {"kind": "liquid", "state_size": 8}}
@@ -130,7 +130,7 @@ def scales_of_training(table: Path) -> dict:
 
 def test_order_is_a_function_of_the_step(table):
     """Every window once an epoch, in another order each epoch; parts of a batch are the batch."""
-    config = series_config({"data": options(table, columns="a", batch_size=4)["data"], "training": {"steps": 1}})
+    config = SeriesRunConfig.read({"data": options(table, columns="a", batch_size=4)["data"], "training": {"steps": 1}})
     task = config.task()
     count = task.epoch_rows // 4
 

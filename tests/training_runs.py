@@ -22,7 +22,7 @@ from glissando.config import from_dict, merge
 from glissando.data.base import Batch
 from glissando.data.corpora import build_corpus
 from glissando.runs import Run
-from glissando.series.task import SeriesRunConfig, series_config
+from glissando.series.task import SeriesRunConfig
 from glissando.training.config import RunConfig
 from glissando.training.fit import resume, train
 from glissando.training.language_task import LanguageTask
@@ -82,7 +82,7 @@ def loop_for(folder: Path, *updates: dict[str, Any]) -> Loop:
 
 
 def train_series(values: dict[str, Any], out: Path) -> Run:
-    return train(series_config(merge(SeriesRunConfig, {"training": SERIES_TRAINING}, values)), out)
+    return train(SeriesRunConfig.read(merge(SeriesRunConfig, {"training": SERIES_TRAINING}, values)), out)
 
 
 def resume_series(path: Path) -> Run:

@@ -129,7 +129,7 @@ def trained(task: str, model: str, rate: float, seed: int, settings: argparse.Na
     """Train and test one model."""
     from glissando.events.evaluation import evaluate
     from glissando.events.model import EventModel
-    from glissando.events.task import EventsRunConfig, events_config, prepare
+    from glissando.events.task import EventsRunConfig, prepare
     from glissando.training.fit import train
     from glissando.training.hook import Hook
 
@@ -139,15 +139,15 @@ def trained(task: str, model: str, rate: float, seed: int, settings: argparse.Na
     base = merge(
         EventsRunConfig, {"data": {}}, preset, TASKS[task]["options"], {"data": read}, {"training": budget}
     )  # fmt: skip
-    prepared = prepare(events_config({**base, "model": {}}).data)
+    prepared = prepare(EventsRunConfig.read({**base, "model": {}}).data)
     chosen = model_of(model, settings.parameters, prepared, TASKS[task]["options"].get("model", {}))
     config = {**base, "model": chosen}
     with tempfile.TemporaryDirectory(dir=settings.out) as folder:
         # kernels are compiled before the clock runs
         short = {name: value for name, value in base["training"].items() if name != "seconds"} | {"steps": 2}
-        train(events_config({**config, "training": short}), Path(folder) / "short", Hook())
+        train(EventsRunConfig.read({**config, "training": short}), Path(folder) / "short", Hook())
         run = Path(folder) / "run"
-        train(events_config(config), run, Hook())
+        train(EventsRunConfig.read(config), run, Hook())
         summary = json.loads((run / "summary.json").read_text())
         score = evaluate(run, test, reading).score
         size = EventModel.load(run).num_parameters()

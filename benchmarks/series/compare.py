@@ -198,7 +198,7 @@ def model_of(name: str, parameters: int, prepared: Any) -> dict[str, Any]:
 def trained(task: str, model: str, rate: float, seed: int, settings: argparse.Namespace) -> dict[str, Any]:
     """Train and test one model: its best validation loss, and its figures beside those without a network."""
     from glissando.series.evaluation import evaluate
-    from glissando.series.task import SeriesRunConfig, prepare, series_config
+    from glissando.series.task import SeriesRunConfig, prepare
     from glissando.training.fit import train
     from glissando.training.hook import Hook
 
@@ -211,9 +211,9 @@ def trained(task: str, model: str, rate: float, seed: int, settings: argparse.Na
     base = merge(SeriesRunConfig, {"data": {}}, preset, given, {"training": budget})
     if (task, model) not in _CHOSEN:
         _CHOSEN[task, model] = model_of(
-            model, settings.parameters, prepare(series_config({**base, "model": {}}).data, None)
+            model, settings.parameters, prepare(SeriesRunConfig.read({**base, "model": {}}).data, None)
         )
-    config = series_config({**base, "model": _CHOSEN[task, model]})
+    config = SeriesRunConfig.read({**base, "model": _CHOSEN[task, model]})
     run = settings.out / f"{task}-{model}-{rate}-{seed}"
     shutil.rmtree(run, ignore_errors=True)  # of a comparison that was ended, or had another budget
     train(config, run, Hook())

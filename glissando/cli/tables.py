@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from glissando.cli.options import Options, choose_threads, require_out
-from glissando.config import flat, from_dict, merge
+from glissando.config import flat, merge
 from glissando.errors import ConfigError, RunError, nearest
 from glissando.presets import load_preset
 from glissando.yaml_files import read_options
@@ -79,7 +79,7 @@ def train_on_table(options: Options, kind: Any, folder: str, usual: str, tables:
     preset = options.preset or file.get("preset") or usual
     chosen = {name: value for name, value in load_preset(preset, folder).items() if name != "about"}
     last = {"preset": preset, "imports": imported()}
-    config = from_dict(kind, {"data": {}, **merge(kind, chosen, file, options.sections, last)})
+    config = kind.read(merge(kind, chosen, file, options.sections, last))
     choose_threads(options, *USUAL)
     train(config, options.out)
 

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from pydantic import Field
 
-from glissando.config import from_dict, options, recorded, to_dict
+from glissando.config import options, recorded, to_dict
 from glissando.data.base import WHOLE, Shard, Split
 from glissando.errors import ConfigError, DivergenceError
 from glissando.events.batches import After, Batch, Scales, Steps, Targets, Windows, scales
@@ -50,11 +50,6 @@ class EventsRunConfig(TableRunConfig):
         prepared = prepare(self.data, self.encoding)
         self.encoding = prepared.encoding
         return EventsTask(self, prepared)
-
-
-def events_config(values: Mapping[str, Any]) -> EventsRunConfig:
-    """Raises ConfigError for what is no configuration of events."""
-    return from_dict(EventsRunConfig, {"data": {}, **values})
 
 
 class Prepared(NamedTuple):

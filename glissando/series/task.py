@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from pydantic import Field
 
-from glissando.config import from_dict, options, recorded, to_dict
+from glissando.config import options, recorded, to_dict
 from glissando.data.base import WHOLE, Shard, Split
 from glissando.errors import ConfigError, DivergenceError
 from glissando.runs import Run
@@ -53,11 +53,6 @@ class SeriesRunConfig(TableRunConfig):
         prepared = prepare(self.data, self.encoding)
         self.encoding = prepared.encoding
         return SeriesTask(self, prepared)
-
-
-def series_config(values: Mapping[str, Any]) -> SeriesRunConfig:
-    """Raises ConfigError for what is no configuration of series."""
-    return from_dict(SeriesRunConfig, {"data": {}, **values})
 
 
 class Prepared(NamedTuple):

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from collections.abc import Mapping
+from typing import Any, ClassVar, Self
 
-from glissando.config import to_dict
+from glissando.config import from_dict, to_dict
 from glissando.errors import ConfigError
 from glissando.training.config import TrainingConfig, require_parts
 
@@ -31,6 +32,11 @@ class TableRunConfig:
                 "the table of the run with --{option} FILE, train anew into another directory, or measure the run on "
                 f"all of a file: glissando {cls.kind} evaluate RUN --file FILE"
             )
+
+    @classmethod
+    def read(cls, values: Mapping[str, Any]) -> Self:
+        """Of plain nested values. Raises ConfigError for what is no configuration of this kind."""
+        return from_dict(cls, {"data": {}, **values})
 
     def check(self, processes: int) -> None:
         """Set the budget where none is given: 30 epochs. Raise ConfigError for what cannot be trained so."""
