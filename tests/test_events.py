@@ -18,6 +18,7 @@ from glissando.events import EventForecaster
 from glissando.events.batches import After, Steps, Targets, Windows, scales
 from glissando.events.forecast import predict, sample
 from glissando.events.log import parts
+from glissando.events.model import EventModel
 from glissando.events.options import EventsData
 from glissando.events.reading import read_events
 from glissando.events.sample import ahead, futures, presents
@@ -450,3 +451,13 @@ def test_the_estimator_opens_a_run(tmp_path, monkeypatch):
     assert forecaster.options == {"training.steps": 2}
     sklearn_base = pytest.importorskip("sklearn.base", reason="needs scikit-learn")
     assert sklearn_base.clone(forecaster).get_params() == forecaster.get_params()
+
+
+@pytest.mark.parametrize("precision", ["64-true", "bf16-mixed"])
+def test_every_precision_trains(precision, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    logs(count=20).to_csv("log.csv", index=False)
+    assert main([*TRAIN, "--training.precision", precision, "--training.steps", "2", "--out", "run"]) == 0
+    dtype = torch.float64 if precision == "64-true" else torch.float32
+    assert EventModel.load("run").entry.weight.dtype == dtype
+    assert main(["events", "evaluate", "run", "--json"]) == 0
