@@ -29,7 +29,7 @@ from glissando.kernels.compiled import require_backend
 from glissando.kernels.plain import plain_operations, underlying
 from glissando.mixers import MIXERS, AttentionConfig, Context, Mixer, Signal, build_mixer, require_accepted
 from glissando.mixers.liquid.scan import require_time
-from glissando.state import State, zeros_position
+from glissando.state import Slotted, State, zeros_position
 
 
 @options
@@ -278,6 +278,22 @@ class Backbone(nn.Module):
             }
             for name in sorted(holding):
                 _warn_of_held_input(name)
+
+    def require_constant_state(self, option: str) -> None:
+        """Raise ConfigError for a model that cannot read for ever, as `option` needs it: whose state grows with every
+        token, or which has learned positions."""
+        if (limit := getattr(self.config, "max_length", None)) is not None:
+            raise ConfigError(
+                f"{option} reads on for ever, and model.max_length is {limit}: use a preset without learned positions "
+                f"(the -nano ones), or leave {option} out"
+            )
+        for mixer in (part for part in self.modules() if isinstance(part, Mixer)):
+            has_window = getattr(getattr(mixer, "config", None), "window", None) is not None
+            if isinstance(mixer.init_state(1), Slotted) and not has_window:
+                raise ConfigError(
+                    f"{option} reads on for ever, and the state of {type(mixer).__name__} grows with every token: use "
+                    f"a mixer with a window (--model.mixer.window 256 in training), or leave {option} out"
+                )
 
     def save(self, path: str | Path, *, overwrite: bool = False) -> None:
         """Write a run directory that `load` opens, whole or not at all.

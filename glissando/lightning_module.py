@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from glissando.data.base import IGNORED, Batch, Corpus, Shard
-from glissando.errors import MissingExtraError
+from glissando.errors import ConfigError, MissingExtraError
 from glissando.evaluation.scoring import Score, merged, score_part
 from glissando.model import LanguageModel
 from glissando.training.config import RunConfig
@@ -46,6 +46,8 @@ class _HeldOut:
 class TrainingModule(pl.LightningModule):
     def __init__(self, config: RunConfig, model: LanguageModel, corpus: Corpus) -> None:
         super().__init__()
+        if config.training.carry:
+            raise ConfigError("training.carry needs the loop of `glissando train`, not a Trainer's: leave it out")
         self.config, self.corpus = config, corpus
         self.objective = Objective(model, LanguageTask(config, corpus))
         self.schedule = SCHEDULES.class_of(config.training.schedule)(config.training.schedule)

@@ -35,6 +35,12 @@ def main(arguments: Sequence[str]) -> None:
     parser = parser_for("evaluate", "Score a run on held-out text.", EXAMPLE)
     parser.add_argument("run", help="run directory, or one of its checkpoints")
     parser.add_argument("--file", help="score every byte of this text file")
+    parser.add_argument(
+        "--carry",
+        action="store_true",
+        help="read the held-out rows as one text, too: bits by position, beside those "
+        "of rows that each start from an empty state",
+    )
     parser.add_argument("--json", action="store_true", help="print JSON")
     parser.add_argument("--plots", metavar="DIR", help="directory for a plot of the loss")
     parser.add_argument(
@@ -51,6 +57,7 @@ def main(arguments: Sequence[str]) -> None:
 def _score(options: Options) -> None:
     """The run's own text, a file or another corpus, and what else was requested."""
     from glissando.data.textfile import open_files
+    from glissando.evaluation.carried import score_carried
     from glissando.evaluation.plots import plot_loss
     from glissando.run_files import require_texts
     from glissando.runs import Run
@@ -70,9 +77,16 @@ def _score(options: Options) -> None:
     _require_places(options, run.path, model)
     # A model that is given labels of each text must not be set beside one that is not, unseen.
     labels = {"labels_given": ", ".join(corpus.control_names)} if corpus.control_names else {}
+    if options.carry:
+        model.require_constant_state("--carry")
     result = {"corpus": kind} | labels | measure(model, corpus)
     if not options.json:
         print(table(result), flush=True)
+    if options.carry:
+        carried = score_carried(model, corpus.batches("valid"))
+        result["carried"] = carried.as_dict()
+        if not options.json:
+            print(carried.table(), flush=True)
     if options.json:
         print(json.dumps(result, indent=2))
     if problems := getattr(corpus, "problems", None):

@@ -29,6 +29,11 @@ class Batch(NamedTuple):
     mask: Tensor | None = None  # (B, T) bool, True at real tokens; None when there is no padding
     control: Tensor | None = None  # (B, C) labels
     floor_bits: float | None = None  # exact information of the scored text, where the corpus knows it
+    fresh: Tensor | None = None  # (B,) bool, rows of a lane that do not go on where the row before ended
+
+    @property
+    def rows(self) -> int:
+        return self.ids.shape[0]
 
 
 @dataclass(frozen=True)
@@ -82,9 +87,17 @@ class Corpus(ABC):
     def batches(self, split: Split, *, start: int = 0, shard: Shard = WHOLE) -> Iterator[Batch]:
         """Training batches without end from batch number `start`, or the held-out ones once."""
 
-    def steps(self, start: int, shards: Sequence[Shard]) -> Iterator[list[Batch]]:
-        """Training batches without end from batch number `start`, each as those of `shards`."""
-        streams = [self.batches("train", start=start, shard=shard) for shard in shards]
+    def lanes(self, *, start: int = 0, shard: Shard = WHOLE) -> Iterator[Batch]:
+        """Training batches without end from batch number `start`, where row r of each goes on with the text of row r of
+        the one before, unless it is `fresh`; here, where rows are whole documents, with the next ones."""
+        return self.batches("train", start=start, shard=shard)
+
+    def steps(self, start: int, shards: Sequence[Shard], in_lanes: bool = False) -> Iterator[list[Batch]]:
+        """Training batches without end from batch number `start`, each as those of `shards`; in lanes or not."""
+        streams = (
+            self.lanes(start=start, shard=shard) if in_lanes else self.batches("train", start=start, shard=shard)
+            for shard in shards
+        )
         return map(list, zip(*streams, strict=True))
 
     @abstractmethod

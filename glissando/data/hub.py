@@ -22,7 +22,7 @@ from glissando.data.order import random_below
 from glissando.data.text import TextCorpus
 from glissando.data.tokenizers import END_OF_TEXT, ByteTokenizer, Tokenizer
 from glissando.data.tokens import Piece, in_memory
-from glissando.errors import DataError
+from glissando.errors import ConfigError, DataError
 from glissando.storage import record as digest_of
 from glissando.storage import write_atomic
 
@@ -214,8 +214,14 @@ class HubStreamCorpus(Corpus):
             return self._valid_batches(start, shard)
         return (batch for (batch,) in self.steps(start, [shard]))
 
-    def steps(self, start: int, shards: Sequence[Shard]) -> Iterator[list[Batch]]:
-        """As of every corpus; the stream is read once for all shards."""
+    def steps(self, start: int, shards: Sequence[Shard], in_lanes: bool = False) -> Iterator[list[Batch]]:
+        """As of every corpus; the stream is read once for all shards. Raises ConfigError for lanes: for them the stream
+        would be read once for each row of a batch."""
+        if in_lanes:
+            raise ConfigError(
+                "training.carry goes on with a text in every row of the batch, and a stream over a network is read "
+                "once for all of them: fetch the data set with --data.kind hub, or leave training.carry out"
+            )
         length, n_tokens = self.seq_len, self.batch_size * self.seq_len
         mine = [np.array(shard_rows(self.batch_size, shard)) * length for shard in shards]
         waiting, used, fresh = list[str](), 0, 0  # documents, the first one's tokens that are used, new characters

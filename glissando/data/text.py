@@ -35,7 +35,7 @@ class TextCorpus(Corpus):
     model reads the end-of-document id, so that every token can be scored.
 
     Training windows: at offsets drawn uniformly for each (seed, row number) if `stride` is None, else at
-    multiples of `stride`, each visited once an epoch in an order shuffled by (seed, epoch).
+    multiples of `stride`, each visited once an epoch in an order shuffled by (seed, epoch). Lanes read on instead.
     Held-out text: the files at `valid_path`, or the last `valid_fraction` of the joined text (from a character's
     start on), at most its first `max_valid_bytes`. Its windows follow each other; the
     last one is padded on the right, with a mask.
@@ -86,12 +86,15 @@ class TextCorpus(Corpus):
         if split == "valid":
             return self._valid_batches(start, shard)
         _ = self._valid  # what is missing in it is found before training begins
+        self._require_window()
+        return self._train_batches(start, shard)
+
+    def _require_window(self) -> None:
         if _size(self._train) < self.seq_len:
             raise DataError(
                 f"{self.path} has {max(_size(self._train), 0)} tokens to train on, less than one window of "
                 f"{self.seq_len}; lower data.seq_len or give a longer file"
             )
-        return self._train_batches(start, shard)
 
     @property
     def epoch_rows(self) -> int:
@@ -102,13 +105,27 @@ class TextCorpus(Corpus):
         return max(0, tokens - self.seq_len) // self._stride + 1
 
     def _train_batches(self, start: int, shard: Shard) -> Iterator[Batch]:
-        rows, length = np.array(shard_rows(self.batch_size, shard), np.int64), self.seq_len
+        rows = np.array(shard_rows(self.batch_size, shard), np.int64)
         for step in count(start):
-            first = self._offsets(step * self.batch_size + rows)
-            if self._filtered_later:
-                yield _ascii_batch(self._train.windows(first, length + 1))
-            else:
-                yield self._train.batch(first, length)
+            yield self._training_rows(self._offsets(step * self.batch_size + rows))
+
+    def _training_rows(self, first: np.ndarray) -> Batch:
+        if self._filtered_later:
+            return _ascii_batch(self._train.windows(first, self.seq_len + 1))
+        return self._train.batch(first, self.seq_len)
+
+    def lanes(self, *, start: int = 0, shard: Shard = WHOLE) -> Iterator[Batch]:
+        """Lane r of R begins at window N r / R of the N that follow each other in the text, and reads on in a circle,
+        each round from another token on; fresh where the text begins."""
+        _, lanes = self._valid, np.array(shard_rows(self.batch_size, shard), np.int64)
+        self._require_window()
+        number = max(1, _size(self._train) // self.seq_len)
+        spare = _size(self._train) - number * self.seq_len
+        for step in count(start):
+            turn, place = np.divmod(step + lanes * number // self.batch_size, number)
+            first = place * self.seq_len + random_below(spare + 1, self._seed, turn)
+            batch = self._training_rows(first)
+            yield batch._replace(fresh=torch.from_numpy(place == 0))
 
     def _offsets(self, rows: np.ndarray) -> np.ndarray:
         """(B,) first token that each global row reads."""

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from glissando.backbone import for_saved_weights
 from glissando.checkpoints import BEST, CHECKPOINTS
-from glissando.data.base import IGNORED, WHOLE, Batch, Corpus, Shard, Split
+from glissando.data.base import IGNORED, WHOLE, Batch, Corpus, Shard, Split, shard_rows
 from glissando.data.corpora import CORPORA, DataOptions, build_corpus
 from glissando.errors import ConfigError
 from glissando.evaluation.scoring import accepted_control, divergence, merged, score_part, to_device, token_losses
@@ -28,6 +28,7 @@ from glissando.runs import METRICS, Run
 from glissando.sharding import is_sharded, whole_weights
 from glissando.training.calibration import Calibration
 from glissando.training.config import RunConfig, fitted_vocabulary
+from glissando.training.lanes import begin_anew
 from glissando.training.observation import Observation
 from glissando.training.start import keep_base, start_tokenizer
 from glissando.training.task import Loss, Sums, Task
@@ -67,6 +68,7 @@ class LanguageTask(Task):
         self.columns = ("train_bits_per_byte", "train_accuracy", "valid_bits_per_byte", "valid_accuracy")
         if base is not None:
             self.columns += ("neutral_kl",)
+        self.carries = config.training.carry > 0
         self._flops_at = functools.lru_cache(maxsize=_ROW_LENGTHS)(training_flops_or_nan)
         compiles = config.training.compile
         self._logits: Any = compiled_by_row_length(_logits, _ROW_LENGTHS) if compiles else _logits
@@ -80,6 +82,8 @@ class LanguageTask(Task):
         model = LanguageModel(for_saved_weights(config.model) if saved else config.model, self.corpus.tokenizer)
         if model.config.controls and not self.corpus.control_names:
             model.depth.control.requires_grad_(False)  # weight decay would act on what labels do not train
+        if self.carries:
+            model.require_constant_state("training.carry")
         if config.training.flops is not None:
             training_flops(model, 1)  # raises for a mixer or depth whose FLOPs are not known
         # before weights are loaded into it
@@ -89,7 +93,18 @@ class LanguageTask(Task):
         return self.corpus.batches(split, start=step, shard=shard)
 
     def steps(self, step: int, shards: Sequence[Shard]) -> Iterator[list[Batch]]:
-        return self.corpus.steps(step, shards)
+        steps = self.corpus.steps(step, shards, self.carries)
+        return map(self._sent_off, itertools.count(step), steps, itertools.repeat(shards)) if self.carries else steps
+
+    def _sent_off(self, step: int, batches: list[Batch], shards: Sequence[Shard]) -> list[Batch]:
+        """The batches of a step, of which the share that training.carry leaves starts from an empty state, too."""
+        share, seed = 1 - self.config.training.carry, self.config.training.seed
+        size = self.config.data.batch_size
+        drawn = [begin_anew(share, seed, step, shard_rows(size, shard)) for shard in shards]
+        return [
+            batch._replace(fresh=anew if batch.fresh is None else batch.fresh | anew)
+            for batch, anew in zip(batches, drawn, strict=True)
+        ]
 
     # ---------------------------------------------------------------------- the loss
 

@@ -27,6 +27,7 @@ from glissando.storage import record
 from glissando.training.budget import Budget, Clock
 from glissando.training.config import AnyRunConfig
 from glissando.training.hook import Hook
+from glissando.training.lanes import Lanes, restored
 from glissando.training.launch import build_fabric, connect
 from glissando.training.optimizer import build_optimizer, freeze, optimizer_state, put_optimizer_state, set_rates
 from glissando.training.saving import Saving, group_of_writers
@@ -60,6 +61,7 @@ class Loop:
         self.objective, self.schedule = Objective(model, task), SCHEDULES.class_of(t.schedule)(t.schedule)
         self.budget, self.clock = Budget(t, task.epoch_rows, config.data.batch_size), Clock()
         self.state = TrainState()
+        self.lanes: list[Lanes | None] = []  # of each part of the batch, where rows continue from the row before
         self.stop: Literal["finished", "asked"] | None = None
         self.moments: dict[str, dict[str, Tensor]] = {}  # of the optimizer, where training starts from a grown run
         self.norms: dict[str, float] = {}  # of each parameter's gradient in the last step, before clipping
@@ -84,6 +86,8 @@ class Loop:
         sharded, parts = is_sharded(self.model), t.accumulate
         shards = [Shard(fabric.global_rank * parts + part, fabric.world_size * parts) for part in range(parts)]
         steps = self.task.steps(state.step, shards)
+        self.lanes = restored(state.lanes, self.model, shards) if self.task.carries else [None] * parts
+        state.lanes = []
         if self.task.scores_start and checkpoint is None:
             with self.clock.aside():
                 self._score_start()
@@ -94,9 +98,9 @@ class Loop:
 
             # forward, backward and accumulation; gradients are averaged over processes with the last part
             is_logged = (state.step + 1) % t.log_every == 0
-            for part, batch in enumerate(batches, 1):
+            for part, (batch, lanes) in enumerate(zip(batches, self.lanes, strict=True), 1):
                 with fabric.no_backward_sync(forward, enabled=part < len(batches) and not sharded):
-                    fabric.backward(forward(batch, is_logged))
+                    fabric.backward(forward(batch, is_logged, lanes))
 
             # gradients of a sum made those of the mean over the step's targets, and clipped
             gradients = {n: p.grad for n, p in self.model.named_parameters() if p.grad is not None}
@@ -369,6 +373,7 @@ class Loop:
         self._require_finite_weights()
         self.saved_at = self.state.seconds
         is_first, group = self.fabric.is_global_zero, self.writers
+        lanes = [part.saved() for part in self.lanes if part is not None]
         state = dataclasses.replace(
             self.state,
             seconds=self.clock.elapsed(),
@@ -376,6 +381,7 @@ class Loop:
             schedule=copy.deepcopy(self.schedule.state_dict()),
             hooks={type(hook).__name__: copy.deepcopy(kept) for hook in self.hooks if (kept := hook.state_dict())},
             random=all_gathered(rng_state(), self.fabric.world_size),
+            lanes=[tensors for process in all_gathered(lanes, self.fabric.world_size) for tensors in process],
         )
         if is_first or group is not None:
             state.model = {name: copied(value) for name, value in self.objective.state_dict().items()}

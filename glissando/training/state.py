@@ -62,6 +62,7 @@ class TrainState:
     model, optimizer    tensors by parameter, whole, or of a sharded training this process's shards
     schedule, hooks     what the schedule and each hook keep
     random              state of the random numbers of each process
+    lanes               of each shard of the batch, the tensors of the state after its rows, where rows continue
     """
 
     step: int = 0
@@ -81,6 +82,7 @@ class TrainState:
     schedule: dict[str, Any] = field(default_factory=dict)
     hooks: dict[str, dict[str, Any]] = field(default_factory=dict)
     random: list[dict[str, Any]] = field(default_factory=list)
+    lanes: list[list[Tensor]] = field(default_factory=list)
 
     def save(self, path: Path, files: Mapping[str, bytes] | None = None, group: Any = None) -> None:
         """Writes the directory `path`, with small `files` beside, or leaves what stands there.

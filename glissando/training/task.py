@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from glissando.data.base import WHOLE, Shard, Split
 from glissando.runs import Run
+from glissando.training.lanes import Lanes
 
 
 class Loss(NamedTuple):
@@ -63,6 +64,8 @@ class Task(ABC):
     keeps_best = False
     #: whether a model is validated before the first step too, because it may be the best
     scores_start = False
+    #: whether rows of training continue from the state after the row before, see glissando.training.lanes
+    carries = False
 
     @property
     def epoch_rows(self) -> int | None:
@@ -138,7 +141,11 @@ class Objective(nn.Module):
         self.task, self.scale, self.sums = task, scale, Sums()
         self.model: Any = model
 
-    def forward(self, batch: Any, logged: bool = False) -> Tensor:
-        loss = self.task.loss(self.model, batch, logged=logged)
+    def forward(self, batch: Any, logged: bool = False, lanes: Lanes | None = None) -> Tensor:
+        """lanes: of the batch's rows; an object, so that nothing on the way here converts or copies their states."""
+        before = None if lanes is None else lanes.begin(self.model, batch.rows, batch.fresh)
+        loss = self.task.loss(self.model, batch, before, logged)
+        if lanes is not None:
+            lanes.end(loss.state)
         self.sums.add(Sums(loss.total.detach(), loss.weight, self.task.flops(self.model, batch), dict(loss.also)))
         return loss.total * self.scale

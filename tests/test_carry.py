@@ -1,0 +1,241 @@
+"""Rows of training that continue from the state after the row before: lanes of text, gradients, resuming."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import json
+
+import numpy as np
+import pytest
+import torch
+import training_runs
+from training_runs import PLAIN, assert_same_tensors, configuration, last_checkpoint, loop_for, text_file, weights
+
+from glissando.cli import main
+from glissando.data.base import Shard
+from glissando.data.corpora import JsonlOptions, StoriesOptions, TextOptions, build_corpus
+from glissando.errors import ConfigError
+from glissando.evaluation.carried import score_carried
+from glissando.evaluation.scoring import score
+from glissando.state import detach, leaves
+from glissando.training.fit import resume, train
+from glissando.training.lanes import begin_anew, restored
+
+CARRY = {"model": {"mixer": {"kind": "delta", "heads": 2}}, **PLAIN, "training": {"carry": 1.0}}
+MIXERS = {
+    "delta": {"kind": "delta", "heads": 2},
+    "liquid": {"kind": "liquid"},
+    "spectral": {"kind": "spectral"},
+    "window": {"kind": "attention", "heads": 2, "window": 24},
+}
+
+
+def jsonl_file(folder):
+    path = folder / "lines.jsonl"
+    path.write_text("".join(json.dumps({"text": f"line {i} of many"}) + "\n" for i in range(400)))
+    return path
+
+
+def corpora(folder):
+    sizes = {"seq_len": 16, "batch_size": 4}
+    return {
+        "text": build_corpus(TextOptions(path=str(text_file(folder)), **sizes)),
+        "jsonl": build_corpus(JsonlOptions(path=str(jsonl_file(folder)), **sizes)),
+    }
+
+
+def listed(state):
+    return list(leaves(state))
+
+
+# ---------------------------------------------------------------------- lanes of the data
+
+
+@pytest.mark.parametrize("kind", ["text", "jsonl"])
+def test_a_row_goes_on_where_the_row_before_it_ended_unless_it_is_fresh(tmp_path, kind):
+    corpus = corpora(tmp_path)[kind]
+    steps = 3 * corpus.epoch_rows // corpus.batch_size
+    batches = list(itertools.islice(corpus.lanes(), steps))
+    continued = 0
+    for before, now in itertools.pairwise(batches):
+        assert now.fresh is not None
+        follows = now.ids[:, 0] == before.targets[:, -1]
+        assert follows[~now.fresh].all()
+        continued += int((~now.fresh).sum())
+    assert continued > 0.8 * 4 * len(batches)
+    assert any(batch.fresh.any() for batch in batches)
+
+
+@pytest.mark.parametrize("kind", ["text", "jsonl"])
+def test_lanes_read_all_of_the_text_and_none_of_what_is_held_out(tmp_path, kind):
+    corpus = corpora(tmp_path)[kind]
+    per_round = -(-corpus.epoch_rows // corpus.batch_size)
+    read = {tuple(row.tolist()) for batch in itertools.islice(corpus.lanes(), per_round) for row in batch.targets}
+    trained = {
+        tuple(row.tolist()) for batch in itertools.islice(corpus.batches("train"), per_round) for row in batch.targets
+    }
+    held_out = {tuple(row.tolist()) for batch in corpus.batches("valid") for row in batch.targets}
+    assert not read & held_out
+    if kind == "jsonl":
+        assert trained <= read
+    else:
+        assert len(read) >= len(corpus._train) // 16 - 2
+
+
+@pytest.mark.parametrize("kind", ["text", "jsonl"])
+def test_lanes_are_functions_of_the_step_and_shards_partition_them(tmp_path, kind):
+    corpus = corpora(tmp_path)[kind]
+    whole = next(itertools.islice(corpus.lanes(), 7, None))
+    parts = [next(corpus.lanes(start=7, shard=Shard(rank, 2))) for rank in range(2)]
+    for rank, part in enumerate(parts):
+        assert_same_tensors(part.ids, whole.ids[rank::2])
+        assert_same_tensors(part.fresh, whole.fresh[rank::2])
+
+
+def test_rows_of_whole_documents_are_the_same_in_lanes():
+    corpus = build_corpus(StoriesOptions(seq_len=128, batch_size=2, valid_rows=2))
+    for one, other in zip(itertools.islice(corpus.lanes(), 2), corpus.batches("train"), strict=False):
+        assert_same_tensors(one.ids, other.ids)
+
+
+def test_the_share_of_rows_that_begin_anew():
+    drawn = torch.cat([begin_anew(0.25, 3, step, range(8)) for step in range(500)])
+    assert abs(drawn.double().mean() - 0.25) < 0.03
+    assert_same_tensors(begin_anew(0.25, 3, 9, range(1, 8, 2)), begin_anew(0.25, 3, 9, range(8))[1::2])
+    assert not begin_anew(0.0, 3, 1, range(8)).any()
+    assert begin_anew(1.0, 3, 1, range(8)).all()
+
+
+# ---------------------------------------------------------------------- the loss
+
+
+@pytest.mark.parametrize("mixer", MIXERS)
+def test_the_loss_and_gradient_are_those_of_the_text_read_on(tmp_path, mixer):
+    """Of the second row's part alone: what came before gets no gradient."""
+    changes = {"model": {"mixer": MIXERS[mixer]}, **PLAIN, "training": {"carry": 1.0, "precision": "64-true"}}
+    loop = loop_for(tmp_path, changes)
+    model, (lanes,) = loop.model, restored([], loop.model, [Shard()])
+    state = model.init_state(4)
+    for (batch,) in itertools.islice(loop.task.steps(0, [Shard()]), 3):
+        model.zero_grad()
+        loop.objective(batch, False, lanes).backward()
+        got = {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
+        for p in model.parameters():
+            p.grad = None
+        logits, state = model(batch.ids, detach(state))
+        loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), batch.targets.flatten(), reduction="sum")
+        (loss * loop.objective.scale).backward()
+        for name, p in model.named_parameters():
+            if p.grad is not None:
+                torch.testing.assert_close(got[name], p.grad, rtol=1e-9, atol=1e-12)
+
+
+def test_a_fresh_row_starts_empty_and_the_others_go_on(tmp_path):
+    loop = loop_for(tmp_path, CARRY, {"training": {"precision": "64-true"}})
+    model = loop.model
+    (lanes,) = restored([], model, [Shard()])
+    batches = [batches[0] for batches in itertools.islice(loop.task.steps(1, [Shard()]), 2)]
+    loop.objective(batches[0], False, lanes)
+    kept = lanes.state
+    state = lanes.begin(model, 4, torch.tensor([True, False, True, False]))
+    for leaf, before, empty in zip(*map(listed, (state, kept, model.init_state(4))), strict=True):
+        assert_same_tensors(leaf[1::2], before[1::2])
+        assert_same_tensors(leaf[::2], empty[::2])
+    assert any(
+        not torch.equal(leaf[::2], before[::2]) for leaf, before in zip(*map(listed, (state, kept)), strict=True)
+    )
+
+
+# ---------------------------------------------------------------------- resuming
+
+
+@pytest.mark.parametrize("mixer", MIXERS)
+def test_resuming_is_as_if_never_stopped(tmp_path, monkeypatch, mixer):
+    changes = {"model": {"mixer": MIXERS[mixer]}, "training": {"carry": 0.8, "accumulate": 2, "save_every": 4}}
+    train(configuration(tmp_path, changes), tmp_path / "whole")
+    training_runs.crash_in(monkeypatch, 11, KeyError())
+    with pytest.raises(KeyError):
+        train(configuration(tmp_path, changes), tmp_path / "x")
+    resume(tmp_path / "x")
+    assert_same_tensors(weights(tmp_path / "x"), weights(tmp_path / "whole"))
+    one, other = (dataclasses.asdict(last_checkpoint(tmp_path / name))["lanes"] for name in ("x", "whole"))
+    assert len(one) == 2
+    assert one[0]
+    assert_same_tensors(one, other)
+
+
+def test_without_the_lanes_resuming_differs(tmp_path, monkeypatch):
+    """The test above can fail."""
+    train(configuration(tmp_path, CARRY), tmp_path / "whole")
+    training_runs.crash_in(monkeypatch, 11, KeyError())
+    with pytest.raises(KeyError):
+        train(configuration(tmp_path, CARRY, {"training": {"save_every": 4}}), tmp_path / "x")
+    monkeypatch.setattr("glissando.training.loop.restored", lambda _, model, shards: restored([], model, shards))
+    resume(tmp_path / "x")
+    with pytest.raises(AssertionError):
+        assert_same_tensors(weights(tmp_path / "x"), weights(tmp_path / "whole"))
+
+
+@pytest.mark.parametrize(("before", "now"), [(1, 2), (2, 1), (2, 4), (4, 2)])
+def test_lanes_are_shared_out_anew_among_another_number_of_shards(tmp_path, before, now):
+    model = loop_for(tmp_path, CARRY).model
+    _, whole = model(torch.randint(0, 256, (8, 5)), model.init_state(8))
+    saved = [[leaf[rank::before].detach() for leaf in listed(whole)] for rank in range(before)]
+    lanes = restored(saved, model, [Shard(rank, now) for rank in range(now)])
+    for rank, part in enumerate(lanes):
+        for leaf, expected in zip(listed(part.state), listed(whole), strict=True):
+            np.testing.assert_array_equal(leaf.detach(), expected[rank::now].detach())
+
+
+# ---------------------------------------------------------------------- refused
+
+
+@pytest.mark.parametrize(
+    ("model", "expected"),
+    [
+        ({}, r"the state of Attention grows with every token.*window"),
+        ({"mixer": {"kind": "tau", "heads": 2}}, r"the state of \w+ grows with every token"),
+        ({"mixer": {"kind": "delta", "heads": 2}, "max_length": 64}, r"model\.max_length is 64"),
+    ],
+)
+def test_a_state_that_grows_for_ever_is_refused(tmp_path, model, expected):
+    with pytest.raises(ConfigError, match=expected):
+        loop_for(tmp_path, {"model": model, "training": {"carry": 0.5}})
+
+
+@pytest.mark.parametrize("share", [-0.1, 1.5])
+def test_a_share_that_is_none_is_refused(tmp_path, share):
+    with pytest.raises(ConfigError, match=r"training\.carry"):
+        configuration(tmp_path, {"training": {"carry": share}})
+
+
+# ---------------------------------------------------------------------- measured
+
+
+def test_a_carried_score_is_that_of_the_rows_read_as_one_text(tmp_path):
+    corpus, model = corpora(tmp_path)["text"], loop_for(tmp_path, CARRY, {"training": {"precision": "64-true"}}).model
+    ids, targets = (
+        torch.cat([getattr(b, name).flatten() for b in corpus.batches("valid")]) for name in ("ids", "targets")
+    )
+    carried = score_carried(model, corpus.batches("valid"))
+    logits, _ = model.eval()(ids[None])
+    expected = torch.nn.functional.cross_entropy(logits[0], targets, reduction="none")
+    scored = (targets >= 0).numpy()
+    np.testing.assert_allclose(carried.carried, expected.detach().numpy()[scored], rtol=1e-9)
+    assert carried.bits()["reset"] == pytest.approx(score(model, corpus.batches("valid")).bits_per_byte, rel=1e-9)
+    decades = carried.by_position()
+    assert [row["from"] for row in decades] == [0, 10, 100, 1000]
+    assert sum(row["targets"] for row in decades) == carried.bits()["targets"] == scored.sum()
+
+
+def test_evaluate_shows_both(tmp_path, capsys):
+    run = train(configuration(tmp_path, CARRY, {"training": {"steps": 2}}), tmp_path / "run").path
+    assert main(["evaluate", str(run), "--carry"]) == 0
+    assert "carried - reset" in capsys.readouterr().out
+    assert main(["evaluate", str(run), "--carry", "--json"]) == 0
+    carried = json.loads(capsys.readouterr().out)["carried"]
+    assert carried["by_position"][0]["targets"] == 10
+    plain = train(configuration(tmp_path, {"training": {"steps": 2}}), tmp_path / "plain").path
+    assert main(["evaluate", str(plain), "--carry"]) == 2
+    assert "--carry reads on for ever, and the state of Attention grows" in capsys.readouterr().err
