@@ -71,7 +71,8 @@ def score_carried(model: LanguageModel, batches: Iterable[Batch]) -> Carried:
 
     Raises DataError if there is nothing to score.
     """
-    device, state, position = model.embedding.weight.device, model.init_state(1), 0
+    device, position = model.embedding.weight.device, 0
+    state: Any = model.init_state(1)
     parts: list[tuple[NDArray[Any], ...]] = []
     with computing(model):
         for batch in batches:
@@ -80,9 +81,9 @@ def score_carried(model: LanguageModel, batches: Iterable[Batch]) -> Carried:
             for row in range(batch.rows):
                 real = slice(None) if batch.mask is None else batch.mask[row]
                 ids, expected = batch.ids[row, real][None], batch.targets[row, real][None]
-                signals = {} if control is None else {"control": control[row : row + 1]}
-                carried, state = model(ids, state, **signals)
-                reset, _ = model(ids, **signals)
+                label = None if control is None else control[row : row + 1]
+                carried, state = model(ids, state, control=label)
+                reset, _ = model(ids, control=label)
                 scored = (expected[0] >= 0).cpu()
                 place = torch.arange(position, position + ids.shape[1])[scored]
                 nats = [double(token_losses(logits, expected))[0].cpu()[scored].numpy() for logits in (carried, reset)]

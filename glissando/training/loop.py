@@ -86,7 +86,7 @@ class Loop:
         sharded, parts = is_sharded(self.model), t.accumulate
         shards = [Shard(fabric.global_rank * parts + part, fabric.world_size * parts) for part in range(parts)]
         steps = self.task.steps(state.step, shards)
-        self.lanes = restored(state.lanes, self.model, shards) if self.task.carries else [None] * parts
+        self.lanes = [*restored(state.lanes, self.model, shards)] if self.task.carries else [None] * parts
         state.lanes = []
         if self.task.scores_start and checkpoint is None:
             with self.clock.aside():
