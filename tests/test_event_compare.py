@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import argparse
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from benchmarks import tuned
 from benchmarks.events import compare
 from benchmarks.series.compare import GRU, GRUConfig
 from glissando.config import from_dict
@@ -71,7 +74,7 @@ def test_models_have_about_as_many_parameters(tmp_path: Path, monkeypatch: pytes
 def test_the_table_has_the_mean_over_seeds(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     made = [
         {
-            "task": "hawkes1", "model": "gru", "parameters": 20_000, "steps": 10, "seconds": 20.0,
+            "task": "hawkes1", "model": "gru", "parameters": 20_000, "steps": 10, "seconds": 20.0, "rate": 0.01,
             "figures": {
                 "model": {"log_likelihood": -1.0, "time": -1.0 - seed, "kind": 0.0},
                 "poisson": {"log_likelihood": -2.0, "time": -2.0, "kind": 0.0},
@@ -80,7 +83,30 @@ def test_the_table_has_the_mean_over_seeds(capsys: pytest.CaptureFixture[str], t
         }
         for seed in (0, 1)
     ]  # fmt: skip
-    compare.show("hawkes1", made, 20.0)
+    compare.show("hawkes1", [made], 20.0)
     printed = capsys.readouterr().out
     assert "0.6000     0.6000     0.0000" in printed
     assert "poisson" in printed
+
+
+def test_the_rate_of_the_best_validation_is_taken_for_all_seeds_and_nothing_is_trained_twice(tmp_path: Path) -> None:
+    made: list[tuple[float, int]] = []
+
+    def trained(task: str, model: str, rate: float, seed: int, _: Any) -> dict[str, Any]:
+        made.append((rate, seed))
+        return {"parameters": 5, "steps": 7, "valid": abs(rate - 0.2), "figures": {"model": {"time": rate + seed}}}
+
+    settings = argparse.Namespace(out=tmp_path, rates="0.1,0.2,0.5", seeds=3, seconds=1.0)
+    found = list(tuned.compared("task", "gru", settings, trained))
+    assert [(one["rate"], one["seed"]) for one in found] == [(0.2, 0), (0.2, 1), (0.2, 2)]
+    assert list(tuned.compared("task", "gru", settings, trained)) == found
+    assert made == [(0.1, 0), (0.2, 0), (0.5, 0), (0.2, 1), (0.2, 2)]
+    rows = (
+        (one, ("model", "time", one["figures"]["model"]["time"])) for one in tuned.results(tmp_path / "results.jsonl")
+    )
+    tuned.write_figures(tmp_path / "results.csv", ("who", "figure"), rows)
+    lines = (tmp_path / "results.csv").read_text().splitlines()
+    assert lines[:2] == [
+        "task,model,seed,rate,seconds,parameters,steps,who,figure,value", "task,gru,0,0.1,1.0,5,7,model,time,0.1"
+    ]  # fmt: skip
+    assert len(lines) == 6

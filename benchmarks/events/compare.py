@@ -1,9 +1,8 @@
 """Mixers and a GRU on the logs of tasks.yaml: `python -m benchmarks.events.compare --data DIR --out DIR [TASK ...]`.
 
-Every model has the same inputs, head, training loop, learning rate and budget in seconds of the process's own clock,
-one thread, the preset `delta-events` with its mixer replaced, and a width by which its parameters come nearest to the
-same number. One line of JSON a training goes to OUT/results.jsonl, which is read again: what is there is not trained
-anew.
+Every model has the same inputs, head, training loop, learning rates to choose from and budget in seconds of the
+process's own clock, one thread, the preset `delta-events` with its mixer replaced, and a width by which its parameters
+come nearest to the same number. See benchmarks.tuned.
 """
 
 from __future__ import annotations
@@ -24,6 +23,7 @@ import numpy as np
 import torch
 import yaml
 
+from benchmarks import tuned
 from benchmarks.series.compare import GRU, GRUConfig
 from glissando.config import merge
 from glissando.events.example import table
@@ -152,14 +152,8 @@ def trained(task: str, model: str, rate: float, seed: int, settings: argparse.Na
         score = evaluate(run, test, reading).score
         size = EventModel.load(run).num_parameters()
     return {
-        "task": task, "model": model, "rate": rate, "seed": seed, "seconds": settings.seconds,
-        "parameters": size, "steps": summary["steps"], "valid": summary["best"],
-        **score.as_dict(),
+        "parameters": size, "steps": summary["steps"], "valid": summary["best"]["valid_loss"], **score.as_dict(),
     }  # fmt: skip
-
-
-def results(path: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 
 
 # ---------------------------------------------------------------------- table
@@ -175,62 +169,67 @@ def line(values: list[dict[str, Any]]) -> str:
         shown = [mean(row["model"][name] for row in rows) for name in ("log_likelihood", "time", "kind")]
     accuracy = mean(row["model"].get("accuracy", 1.0) for row in rows)
     return (
-        f"{values[0]['model']:12} {values[0]['parameters']:>8,} {mean(one['steps'] for one in values):>8,.0f} "
-        f"{len(values):>5} " + " ".join(f"{each:10.4f}" for each in shown) + f" {accuracy:9.1%}"
+        f"{values[0]['model']:12} {values[0]['rate']:8g} {values[0]['parameters']:>8,} "
+        f"{mean(one['steps'] for one in values):>8,.0f} {len(values):>5} "
+        + " ".join(f"{each:10.4f}" for each in shown)
+        + f" {accuracy:9.1%}"
     )
 
 
-def show(task: str, done: list[dict[str, Any]], seconds: float) -> None:
-    """The table of a task, of what is there."""
-    mine = [one for one in done if one["task"] == task and one["seconds"] == seconds]
-    if not mine:
-        return
-    what = "short of the truth" if "truth" in mine[0]["figures"] else "log-likelihood"
+def show(task: str, compared: list[list[dict[str, Any]]], seconds: float) -> None:
+    """The table of a task: of each model its trainings at the rate that was chosen."""
+    figures = compared[0][0]["figures"]
+    what = "short of the truth" if "truth" in figures else "log-likelihood"
     print(f"\n{task}, {seconds:g} s a model: {what}, nats an event; of it time, kind; accuracy of the kind")
-    for model in MODELS:
-        if values := [one for one in mine if one["model"] == model]:
-            print(line(values), flush=True)
-    for who, row in mine[0]["figures"].items():
+    for values in compared:
+        print(line(values), flush=True)
+    for who, row in figures.items():
         if who not in ("model", "truth"):
             print(
-                f"{who:12} {'':8} {'':8} {'':5} {row['log_likelihood']:10.4f} {row['time']:10.4f} {row['kind']:10.4f}"
+                f"{who:12} {'':8} {'':8} {'':8} {'':5} {row['log_likelihood']:10.4f} {row['time']:10.4f} "
+                f"{row['kind']:10.4f}"
             )
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.events.compare", description="Compare mixers and a GRU on logs of events."
+    parser = tuned.parser_of(
+        "benchmarks.events.compare",
+        "Compare mixers and a GRU on logs of events.",
+        TASKS,
+        MODELS,
+        "2.5e-3,5e-3,1e-2",
+        20.0,
     )
-    parser.add_argument("tasks", nargs="*", help=f"of {', '.join(TASKS)}; all by default")
-    parser.add_argument("--data", type=Path, required=True, help="folder that benchmarks.series.fetch wrote")
-    parser.add_argument("--out", type=Path, required=True, help="folder of logs, runs and results.jsonl")
-    parser.add_argument("--models", default=",".join(MODELS), help="names, with commas between")
-    parser.add_argument("--seconds", type=float, default=20.0, help="of training, a model, on the process's own clock")
-    parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--rate", type=float, default=5e-3, help="learning rate")
-    parser.add_argument("--parameters", type=int, default=20_000)
-    parser.add_argument("--show", action="store_true", help="print the tables of what is there")
     settings = parser.parse_args(arguments)
     register_mixer("gru", GRUConfig)(GRU)
     torch.set_num_threads(1)
     settings.out.mkdir(parents=True, exist_ok=True)
-    log, tasks = settings.out / "results.jsonl", settings.tasks or list(TASKS)
-    if not settings.show:
-        use_own_clock()
-        for seed in range(settings.seeds):
-            for task in tasks:
-                for model in settings.models.split(","):
-                    key = {
-                        "task": task, "model": model, "rate": settings.rate, "seed": seed, "seconds": settings.seconds
-                    }  # fmt: skip
-                    if any(key.items() <= one.items() for one in results(log)):
-                        continue
-                    made = trained(task, model, settings.rate, seed, settings)
-                    with log.open("a") as file:
-                        file.write(json.dumps(made) + "\n")
-                    print(f"{task} seed {seed}: {line([made])}", flush=True)
-    for task in tasks:
-        show(task, results(log), settings.seconds)
+    use_own_clock()
+    for task in settings.tasks or TASKS:
+        models = settings.models.split(",")
+        show(task, [list(tuned.compared(task, model, settings, trained)) for model in models], settings.seconds)
+    rows = (
+        (one, (who, name, value))
+        for one in tuned.results(settings.out / "results.jsonl")
+        for who, row in one["figures"].items()
+        for name, value in row.items()
+        if name in _FIGURES
+    )
+    tuned.write_figures(settings.out / "results.csv", ("who", "figure"), rows)
+
+
+#: figures that are written
+_FIGURES = (
+    "log_likelihood",
+    "time",
+    "kind",
+    "next_time",
+    "accuracy",
+    "ks",
+    "model_minus",
+    "model_minus_low",
+    "model_minus_high",
+)
 
 
 if __name__ == "__main__":

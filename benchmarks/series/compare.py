@@ -1,9 +1,8 @@
 """Mixers and a GRU on the tables of tasks.yaml: `python -m benchmarks.series.compare --data DIR --out DIR [TASK ...]`.
 
 Every model has the same inputs, anchor, head, training loop and budget in seconds of one thread, the preset
-`liquid-series` with its mixer replaced, and a width by which its parameters come nearest to the same number. Of two
-learning rates the one whose best validation loss is lower, with the first seed, is taken for all seeds. One line of
-JSON a training goes to OUT/results.jsonl, which is read again: what is there is not trained anew.
+`liquid-series` with its mixer replaced, and a width by which its parameters come nearest to the same number. See
+benchmarks.tuned for the choice of the learning rate.
 """
 
 from __future__ import annotations
@@ -25,6 +24,7 @@ import torch
 import yaml
 from torch import Tensor, nn
 
+from benchmarks import tuned
 from benchmarks.series import systems
 from glissando.config import merge, options
 from glissando.mixers import Context, Mixer, register_mixer
@@ -42,7 +42,6 @@ MODELS: dict[str, Any] = {
     "attention": {"kind": "attention", "heads": 2},
     "gru": {"kind": "gru"},
 }
-RATES = (3e-3, 1e-2)
 #: share of the groups or rows that is tested on, and the seed of its choice
 _TEST, _SEED = 0.15, 1234
 _PARTS = {"train": False, "test": True}
@@ -221,34 +220,12 @@ def trained(task: str, model: str, rate: float, seed: int, settings: argparse.Na
     found = {name: evaluate(run, str(path)).as_dict()["targets"] for name, path in tests.items()}
     size = SeriesModel.load(run).num_parameters()
     return {
-        "task": task, "model": model, "rate": rate, "seed": seed, "seconds": settings.seconds, "parameters": size,
-        "steps": summary["steps"], "best": summary["best"]["step"], "valid": summary["best"]["loss"], "tests": found,
+        "parameters": size, "steps": summary["steps"], "best": summary["best"]["step"], "valid": summary["best"]["loss"], "tests": found,
     }  # fmt: skip
 
 
 #: options of the model by task and name, for all seeds
 _CHOSEN: dict[tuple[str, str], dict[str, Any]] = {}
-
-
-def compared(task: str, model: str, settings: argparse.Namespace) -> Iterator[dict[str, Any]]:
-    """The learning rate by the first seed, then the other seeds at that."""
-    log = settings.out / "results.jsonl"
-    done = [json.loads(line) for line in log.read_text().splitlines()] if log.exists() else []
-
-    def result(rate: float, seed: int) -> dict[str, Any]:
-        key = {"task": task, "model": model, "rate": rate, "seed": seed, "seconds": settings.seconds}
-        for one in done:
-            if key.items() <= one.items():
-                return one
-        made = trained(task, model, rate, seed, settings)
-        with log.open("a") as file:
-            file.write(json.dumps(made) + "\n")
-        return made
-
-    first = min((result(rate, 0) for rate in RATES), key=lambda one: one["valid"])
-    yield first
-    for seed in range(1, settings.seeds):
-        yield result(first["rate"], seed)
 
 
 # ---------------------------------------------------------------------- table
@@ -272,32 +249,18 @@ def line(name: str, values: list[dict[str, Any]], test: str, channels: list[str]
 _FIGURES = ("rmse", "accuracy", "auroc", "average_precision", "log_loss")
 
 
-def write_figures(results: Path, out: Path) -> None:
-    """A CSV of every figure of the model and of what needs no training, one a line."""
-    with out.open("w", newline="") as file:
-        lines = csv.writer(file, lineterminator="\n")
-        named = ["task", "model", "seed", "rate", "seconds", "parameters"]
-        lines.writerow([*named, "test", "channel", "who", "figure", "value"])
-        for one in map(json.loads, results.read_text().splitlines()):
-            of = [one[name] for name in named]
-            for test, targets in one["tests"].items():
-                for channel, found in targets.items():
-                    for who, row in found.items():
-                        kept = [name for name in _FIGURES if name in row]
-                        lines.writerows([*of, test, channel, who, name, f"{row[name]:.5g}"] for name in kept)
+def figures(out: Path) -> Iterator[tuple[dict[str, Any], Sequence[Any]]]:
+    """Every figure of the models and of what needs no training."""
+    for one in tuned.results(out / "results.jsonl"):
+        for test, targets in one["tests"].items():
+            for channel, found in targets.items():
+                for who, row in found.items():
+                    yield from ((one, (test, channel, who, name, row[name])) for name in _FIGURES if name in row)
 
 
 def main(arguments: Sequence[str] | None = None, models: Mapping[str, Any] = MODELS) -> None:
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.series.compare", description="Compare mixers and a GRU."
-    )
-    parser.add_argument("tasks", nargs="*", help=f"of {', '.join(TASKS)}; all by default")
-    parser.add_argument("--data", type=Path, required=True, help="folder that benchmarks.series.fetch wrote")
-    parser.add_argument("--out", type=Path, required=True, help="folder of tables, runs and results.jsonl")
-    parser.add_argument("--models", default=",".join(models), help="names, with commas between")
-    parser.add_argument("--seconds", type=float, default=60.0, help="of the process's CPU, a training")
-    parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--parameters", type=int, default=20_000)
+    about = "Compare mixers and a GRU on tables of series."
+    parser = tuned.parser_of("benchmarks.series.compare", about, TASKS, models, "3e-3,1e-2", 60.0)
     settings = parser.parse_args(arguments)
     register_mixer("gru", GRUConfig)(GRU)
     MODELS.update(models)
@@ -308,14 +271,14 @@ def main(arguments: Sequence[str] | None = None, models: Mapping[str, Any] = MOD
         channels, tests = TASKS[task]["score"], ["", *TASKS[task].get("tests", {})]
         print(f"\n{task}, {settings.seconds:g} s a model; {' '.join(channels)}, mean", flush=True)
         for model in settings.models.split(","):
-            values = list(compared(task, model, settings))
+            values = list(tuned.compared(task, model, settings, trained))
             for test in tests:
                 print(line(f"{model} {test}".strip(), values, test, channels), flush=True)
         for who in ("anchor", "last value", "one period before"):
             for test in tests:
                 if all(who in values[0]["tests"][test][channel] for channel in channels):
                     print(line(f"{who} {test}".strip(), values, test, channels, who))
-    write_figures(settings.out / "results.jsonl", settings.out / "results.csv")
+    tuned.write_figures(settings.out / "results.csv", ("test", "channel", "who", "figure"), figures(settings.out))
 
 
 if __name__ == "__main__":
