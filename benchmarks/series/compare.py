@@ -220,7 +220,8 @@ def trained(task: str, model: str, rate: float, seed: int, settings: argparse.Na
     found = {name: evaluate(run, str(path)).as_dict()["targets"] for name, path in tests.items()}
     size = SeriesModel.load(run).num_parameters()
     return {
-        "parameters": size, "steps": summary["steps"], "best": summary["best"]["step"], "valid": summary["best"]["loss"], "tests": found,
+        "parameters": size, "steps": summary["steps"], "best": summary["best"]["step"],
+        "valid": summary["best"]["loss"], "tests": found,
     }  # fmt: skip
 
 
