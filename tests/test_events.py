@@ -313,7 +313,7 @@ def test_futures_follow_what_is_known_in_closed_form(resolution):
     log, n = read(source, run.encoding, end="200")[0], 2000
     (present,) = presents(run.model, log, Steps.of(log, run.encoding, run.scales), 256)
     times = torch.tensor([1.0, 2.0, 5.0])
-    known = ahead(run.model, present, times)
+    known = ahead(run.model, present.h, present.after, times)
     found = futures(run.model, present, 5.0, n, torch.Generator().manual_seed(0))
     rows = [int(series) for series in present.series]
     first = {}

@@ -20,7 +20,16 @@ from glissando.cli.options import (
     require_out,
     whole,
 )
-from glissando.cli.tables import USUAL, place_of_plots, require_action, train_on_table, write_example
+from glissando.cli.tables import (
+    SERVING,
+    USUAL,
+    add_serving_options,
+    place_of_plots,
+    require_action,
+    serve_table,
+    train_on_table,
+    write_example,
+)
 from glissando.errors import ConfigError
 
 EXAMPLE = "glissando events train --data.path log.csv --data.group id --data.time t --data.kind event --out runs/events"
@@ -29,6 +38,7 @@ _USAGE = """glissando events train --data.path FILE --data.time T --out DIR
        glissando events evaluate RUN [--file FILE] [--plots DIR]
        glissando events predict RUN --file FILE --horizon 30d --out FILE
        glissando events sample RUN --file LOG --horizon 9d --samples 9 --out CSV
+       glissando events serve RUN [--port 8000]
        glissando events example --process NAME --out FILE [--count N] [--seed N]"""
 #: a run's tables, which may have moved before it is resumed
 _TABLES = ("data.path", "data.valid_path", "data.static_path", "data.values_path")
@@ -38,22 +48,26 @@ _COMMON = (
     "--preset", "--out", "--resume", "--threads", "--data.path", "--data.time", "--data.group", "--data.kind",
     "--data.start", "--data.end", "--model.head", "--training.epochs", "--training.learning_rate",
 )  # fmt: skip
+#: actions whose first argument is a run
+_OF_RUN = ("evaluate", "predict", "sample", "serve")
 #: action -> its plain options; the dotted ones are for training
 ACTIONS = {
     "train": ("preset", "config", "out", "resume", "threads", "import"),
     "evaluate": ("file", "plots", "json", "threads", "import", *_READING),
     "predict": ("file", "horizon", "every", "quantiles", "samples", "seed", "out", "threads", "import", *_READING),
     "sample": ("file", "horizon", "samples", "seed", "out", "threads", "import", *_READING),
+    "serve": SERVING,
     "example": ("process", "out", "count", "seed"),
 }
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Train or resume, measure a run, say what may come, or write an example's CSV."""
+    """Train or resume, measure or serve a run, say what may come, or write an example's CSV."""
     options = parse(_parser(), arguments)
-    require_action(options, "events", ACTIONS, of_runs=("evaluate", "predict", "sample"))
+    require_action(options, "events", ACTIONS, of_runs=_OF_RUN)
     actions = {
-        "train": _train, "evaluate": _evaluate, "predict": _predict, "sample": _sample, "example": _example,
+        "train": _train, "evaluate": _evaluate, "predict": _predict, "sample": _sample, "serve": _serve,
+        "example": _example,
     }  # fmt: skip
     actions[options.action](options)
 
@@ -64,9 +78,9 @@ def _parser() -> Parser:
     from glissando.training.config import TrainingConfig
 
     parser = parser_for("events", "Train a model of a log of events, and measure it.", EXAMPLE, _USAGE)
-    parser.add_argument("action", help="train, evaluate, predict, sample (simulated futures), or example")
+    parser.add_argument("action", help="train, evaluate, predict, sample (simulated futures), serve, or example")
     parser.add_argument(
-        "run", nargs="?", help="for evaluate, predict and sample: run directory, or one of its checkpoints"
+        "run", nargs="?", help="for all but train and example: run directory, or one of its checkpoints"
     )
     parser.add_argument("--preset", help="for train: liquid-events (default), delta-, spectral- or attention-events")
     parser.add_argument("--config", metavar="FILE", help="for train: YAML file of options")
@@ -82,6 +96,7 @@ def _parser() -> Parser:
     parser.add_argument("--process", default="hawkes5", help="for example: what `glissando corpora hawkes` lists")
     parser.add_argument("--count", type=whole, default=40, help="for example: number of series")
     parser.add_argument("--seed", type=whole, default=0, help="of an example, or of futures")
+    add_serving_options(parser)
     add_threads_option(parser)
     add_import_option(parser)
     sections = {"data": EventsData, "model": EventConfig, "training": TrainingConfig}
@@ -149,6 +164,13 @@ def _write(options: Options, compute: Callable[..., Any], *more: str) -> None:
     found = compute(run, log, seed=options.seed, **asked)
     write_table(found, options.out)
     print(f"{options.out}: {counted(len(found), 'row')} of {len(log.names):,} series")
+
+
+def _serve(options: Options) -> None:
+    """HTTP: events in, hazards out."""
+    from glissando.events.task import EventRun
+
+    serve_table(options, EventRun, "events")
 
 
 def _example(options: Options) -> None:

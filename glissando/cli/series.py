@@ -20,7 +20,16 @@ from glissando.cli.options import (
     require_out,
     whole,
 )
-from glissando.cli.tables import USUAL, place_of_plots, require_action, train_on_table, write_example
+from glissando.cli.tables import (
+    SERVING,
+    USUAL,
+    add_serving_options,
+    place_of_plots,
+    require_action,
+    serve_table,
+    train_on_table,
+    write_example,
+)
 from glissando.errors import ConfigError
 
 EXAMPLE = "glissando series train --data.path traces.csv --data.time t --out runs/series"
@@ -51,7 +60,7 @@ ACTIONS = {
     "predict": (
         "file", "horizon", "every", "quantiles", "samples", "future", "seed", "out", "threads", "import", *_READING,
     ),
-    "serve": ("host", "port", "api_key_file", "memory", "threads", "import"),
+    "serve": SERVING,
     "export": ("out", "threads", "import"),
     "example": ("process", "out", "count", "seed"),
 }  # fmt: skip
@@ -95,10 +104,7 @@ def _parser() -> Parser:
     parser.add_argument("--process", default="oscillators", help="for example: oscillators, or linear_gaussian")
     parser.add_argument("--count", type=whole, default=31, help="for example: number of series")
     parser.add_argument("--seed", type=whole, default=0, help="for example and for predict's paths: the seed")
-    parser.add_argument("--host", default="127.0.0.1", help="for serve: address to listen on, by default this machine")
-    parser.add_argument("--port", type=whole, default=8000, help="for serve: port; 0 chooses a free one")
-    parser.add_argument("--api_key_file", metavar="FILE", help="for serve: file of keys, one a line")
-    parser.add_argument("--memory", metavar="SIZE", default="256MiB", help="for serve: of the states of all series")
+    add_serving_options(parser)
     add_threads_option(parser)
     add_import_option(parser)
     sections = {"data": SeriesData, "model": SeriesConfig, "training": TrainingConfig}
@@ -155,25 +161,9 @@ def _predict(options: Options) -> None:
 
 def _serve(options: Options) -> None:
     """HTTP: observations in, forecasts out."""
-    from glissando.cli.serve import access, listen, missing, size_of
-    from glissando.cli.starting import without_collections
     from glissando.series.forecast import SeriesRun
 
-    try:
-        from glissando.serving.series import SeriesServer
-    except ModuleNotFoundError as error:
-        raise missing(error) from error
-    if options.port < 0:
-        raise ConfigError(f"--port must be at least 0, got {options.port}")
-    memory = size_of(options.memory)
-    keys, hosts = access(options.host, options.api_key_file)
-    choose_threads(options, *USUAL)
-    with without_collections():
-        server = SeriesServer(
-            SeriesRun.open(options.run), Path(options.run).resolve().name, memory=memory, api_key=keys, hosts=hosts
-        )
-    about = "POST observations to /v1/observe; GET /v1/series describes them"
-    listen(server.config(host=options.host, port=options.port), server.name, server.close, about)
+    serve_table(options, SeriesRun, "observations")
 
 
 def _export(options: Options) -> None:

@@ -1,4 +1,4 @@
-"""Training on a table, which `series train` and `events train` share."""
+"""What `glissando series` and `glissando events` share: training on a table, serving a run of one."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any
 
-from glissando.cli.options import Options, choose_threads, require_out
+from glissando.cli.options import Options, Parser, choose_threads, require_out, whole
 from glissando.config import flat, merge
 from glissando.errors import ConfigError, RunError, nearest
 from glissando.presets import load_preset
@@ -15,6 +15,8 @@ from glissando.yaml_files import read_options
 
 #: rows and width of activations for which threads are chosen
 USUAL = (1024, 64)
+#: the options of serving
+SERVING = ("host", "port", "api_key_file", "memory", "threads", "import")
 
 
 def require_action(
@@ -108,3 +110,37 @@ def write_example(options: Options, table: Callable[[], str]) -> Path:
             raise ConfigError(f"--{name} is {value}: give {least} or more")
     write_atomic(out, table().encode())
     return out
+
+
+def add_serving_options(parser: Parser) -> None:
+    parser.add_argument("--host", default="127.0.0.1", help="for serve: address to listen on, by default this machine")
+    parser.add_argument("--port", type=whole, default=8000, help="for serve: port; 0 chooses a free one")
+    parser.add_argument("--api_key_file", metavar="FILE", help="for serve: file of keys, one a line")
+    parser.add_argument("--memory", metavar="SIZE", default="256MiB", help="for serve: of the states of all series")
+
+
+def serve_table(options: Options, run: Any, what: str) -> None:
+    """HTTP: observations in, what follows out.
+
+    Args:
+        options: Of the command.
+        run: The class of the run.
+        what: Is sent to the server, for people.
+    """
+    from glissando.cli.serve import access, listen, missing, size_of
+    from glissando.cli.starting import without_collections
+
+    try:
+        from glissando.serving.tables import server_of
+    except ModuleNotFoundError as error:
+        raise missing(error) from error
+    if options.port < 0:
+        raise ConfigError(f"--port must be at least 0, got {options.port}")
+    memory = size_of(options.memory)
+    keys, hosts = access(options.host, options.api_key_file)
+    choose_threads(options, *USUAL)
+    with without_collections():
+        name = Path(options.run).resolve().name
+        server = server_of(run.open(options.run), name, memory=memory, api_key=keys, hosts=hosts)
+    about = f"POST {what} to /v1/observe; GET /v1/series describes them"
+    listen(server.config(host=options.host, port=options.port), server.name, server.close, about)

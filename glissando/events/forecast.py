@@ -74,7 +74,7 @@ def predict(
     generator = torch.Generator().manual_seed(seed)
     for present in presents(model, log, Steps.of(log, run.encoding, run.scales), 2 * run.data.window):
         series = present.series.numpy()
-        closed = ahead(model, present, torch.from_numpy(times))
+        closed = ahead(model, present.h, present.after, torch.from_numpy(times))
         parts["hazard"][series], parts["first"][series] = closed.hazard.numpy(), closed.first.numpy()
         parts["survival"][series] = closed.survival.unsqueeze(-1).numpy()
         size = max(1, _COUNTS // (len(times) * len(kinds) * max(samples, 1)))

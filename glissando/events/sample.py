@@ -100,11 +100,14 @@ class Ahead(NamedTuple):
 
 
 @torch.no_grad()
-def ahead(model: EventModel, present: Present, horizon: Tensor) -> Ahead:
-    """At times `horizon` (J,), ascending, after the end of observation."""
+def ahead(model: EventModel, h: Tensor, after: Tensor, horizon: Tensor) -> Ahead:
+    """At times `horizon` (J,), ascending, after the end of observation.
+
+    h, after   as of Present
+    """
     scale = model.time_scale.double()
-    params = tuple(each.double().unsqueeze(1) for each in model.waits(present.h))
-    after = (present.after / scale).unsqueeze(1)
+    params = tuple(each.double().unsqueeze(1) for each in model.waits(h))
+    after = (after.to(scale) / scale).unsqueeze(1)
     until = after + (horizon.to(after) / scale)
     survival = (_log_survival(model, params, until) - _log_survival(model, params, after)).exp()
     hazard = model.head.hazards(params, until) / scale

@@ -189,15 +189,12 @@ MOST_TIMES = 1024
 Cell = int | float | str | bool | None
 
 
-class ObserveBody(_Strict):
-    """POST /v1/observe.
+class StateBody(_Strict):
+    """What requests to observe a series share.
 
     series        name of the series
     time          of the observation, as the table of the training had it; of a table without times none
-    values        by column; a channel that is left out, or null, was not observed
-    horizon       how far to forecast: 24h, a number in the unit of the times, or several; with `every` each up to it
-    quantiles     levels; by default 0.05, 0.5 and 0.95 of a model with a spread
-    future        of each known-future column its values at the times that are forecast
+    horizon       how far to predict: 24h, a number in the unit of the times, or several; with `every` each up to it
     begin         true: begin the series anew; false: an error where its state is not here; by default it goes on, or
                   begins
     state         that of an earlier answer, which the client keeps
@@ -206,16 +203,42 @@ class ObserveBody(_Strict):
 
     series: Annotated[str, Field(min_length=1, max_length=200)]
     time: int | float | str | None = None
-    values: Annotated[dict[str, Cell], _at_most(4096)] = Field(default_factory=dict)
     horizon: Annotated[list[int | float | str], Field(max_length=MOST_TIMES)] | int | float | str | None = None
     every: int | float | str | None = None
+    begin: bool | None = None
+    state: str | None = None
+    return_state: bool = False
+
+
+class ObserveBody(StateBody):
+    """POST /v1/observe of a series model.
+
+    values        by column; a channel that is left out, or null, was not observed
+    quantiles     levels; by default 0.05, 0.5 and 0.95 of a model with a spread
+    future        of each known-future column its values at the times that are forecast
+    """
+
+    values: Annotated[dict[str, Cell], _at_most(4096)] = Field(default_factory=dict)
     quantiles: Annotated[list[float], Field(max_length=99)] | None = None
     future: Annotated[
         dict[str, Annotated[list[float], Field(max_length=MOST_TIMES, fail_fast=True)]], _at_most(4096)
     ] = Field(default_factory=dict)
-    begin: bool | None = None
-    state: str | None = None
-    return_state: bool = False
+
+
+class EventsBody(StateBody):
+    """POST /v1/observe of a model of events.
+
+    time    of the events; none: nothing happened, and only a question is asked
+    events  at that time, of each the kind and the marks by their columns; none: prediction starts at that time
+    values  measured at that time, by channel
+    facts   static columns
+    until   up to here no event came: predictions are from here on; by default from the last event on
+    """
+
+    events: Annotated[list[dict[str, Cell]], Field(max_length=1024, fail_fast=True)] = Field(default_factory=list)
+    values: Annotated[dict[str, float | None], _at_most(4096)] = Field(default_factory=dict)
+    facts: Annotated[dict[str, Cell], _at_most(4096)] = Field(default_factory=dict)
+    until: int | float | str | None = None
 
 
 _Body = TypeVar("_Body", bound=_Strict)

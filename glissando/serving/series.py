@@ -1,158 +1,57 @@
-"""A series model over HTTP: an observation of a series comes, forecasts with intervals are answered.
-
-    POST /v1/observe   one observation; the series' state is kept here, or by the client
-    GET /v1/series     what the model reads: columns, units, categories
-    GET /health        200 while it answers
-
-A state has one size however long a series is. Those of all series together stay within a limit of bytes: the one
-that was used least recently is dropped first, and the answer that dropped it says so.
-"""
+"""A series model over HTTP: an observation of a series comes, forecasts with intervals are answered."""
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
-import re
-from collections import OrderedDict
-from collections.abc import AsyncIterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from typing import Any, NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import torch
-import uvicorn
-from fastapi import FastAPI, Request
-from fastapi.responses import JSONResponse, Response
 from torch import Tensor
 
-from glissando.errors import GlissandoError, NotFiniteError, nearest
-from glissando.machine import readable
+from glissando.errors import NotFiniteError, nearest
+from glissando.live import Live
 from glissando.series.forecast import SeriesRun
 from glissando.series.panel import Clock
-from glissando.series.stream import Live, Seal, observe
-from glissando.serving.http import application, configuration, json_body
-from glissando.serving.limits import Limits
-from glissando.serving.schema import MOST_TIMES, BadRequestError, ObserveBody, read_body
-from glissando.serving.session import ModelFailedError, TooLargeError
-from glissando.state import leaves, state_bytes
+from glissando.series.stream import observe
+from glissando.serving.schema import MOST_TIMES, BadRequestError, ObserveBody
+from glissando.serving.tables import TableServer
 
 #: levels that are answered where none are named
 _LEVELS = (0.05, 0.5, 0.95)
-#: bytes of an entry and of each of its tensors, beside their numbers
-_ENTRY, _TENSOR = 1024, 512
 
 
-class _Entry(NamedTuple):
-    live: Live
-    size: int
+class SeriesServer(TableServer):
+    run: SeriesRun
+    _body = ObserveBody
 
-
-class SeriesServer:
-    """A run behind an ASGI application, `app`.
-
-    name     of the model
-    memory   bytes for the states of all series
-    api_key  required by /v1; of several any one, each with series of its own
-    hosts    as in glissando.serving.api.Server
-    """
-
-    def __init__(
-        self, run: SeriesRun, name: str, *, memory: int = 2**28, api_key: Sequence[str] = (),
-        hosts: Sequence[str] | None = None, limits: Limits | None = None,
-    ) -> None:  # fmt: skip
-        self.run, self.name, self.memory, self.limits = run, name, memory, limits or Limits()
-        #: by the number of the key and the name of the series, the least recently used first
-        self.kept: OrderedDict[tuple[int | None, str], _Entry] = OrderedDict()
-        self.size, self.dropped, self._seal = 0, 0, Seal(run)
-        #: one observation after the other: states need no locks, and the event loop waits for none
-        self._worker = ThreadPoolExecutor(1, "glissando-series")
-        self.app = application(
-            [
-                ("POST", "/v1/observe", self.observe),
-                ("GET", "/v1/series", self.describe),
-                ("GET", "/health", self.health),
-            ],
-            "POST /v1/observe and GET /v1/series are", self.limits, api_key, hosts, self._lifespan,
-        )  # fmt: skip
-
-    def config(self, **options: Any) -> uvicorn.Config:
-        """How uvicorn is to serve the application, see `configuration`."""
-        return configuration(self.app, self.limits, **options)
-
-    def close(self) -> None:
-        """Give up what waits."""
-        self._worker.shutdown(wait=False, cancel_futures=True)
-
-    @contextlib.asynccontextmanager
-    async def _lifespan(self, app: FastAPI) -> AsyncIterator[None]:
-        yield
-        self.close()
-
-    # ------------------------------------------------------------------ routes
-
-    async def health(self) -> Response:
-        """GET /health."""
-        return JSONResponse({"status": "ok"})
-
-    async def describe(self) -> Response:
-        """GET /v1/series."""
+    def _described(self) -> dict[str, Any]:
         run, encoding, scales = self.run, self.run.encoding, self.run.scales
         numbers = zip(encoding.columns, scales.input_mean, scales.input_scale, strict=True)
-        config = run.model.config
-        return JSONResponse(
-            {
-                "model": self.name, "task": encoding.task, "label": encoding.label if encoding.classes else None,
-                "time": {"column": run.data.time, "form": encoding.time_form, "unit": encoding.unit},
-                "columns": {name: {"mean": float(m), "deviation": float(s)} for name, m, s in numbers},
-                "categorical": encoding.categorical, "static": encoding.static,
-                "static_categorical": encoding.static_categorical, "future": encoding.future,
-                "target": encoding.target, "classes": encoding.classes,
-                "head": None if encoding.classes else config.head,
-                "kept": len(self.kept), "kept_bytes": self.size, "memory": self.memory, "dropped": self.dropped,
-            }
-        )  # fmt: skip
+        return {
+            "task": encoding.task, "label": encoding.label if encoding.classes else None,
+            "time": {"column": run.data.time, "form": encoding.time_form, "unit": encoding.unit},
+            "columns": {name: {"mean": float(m), "deviation": float(s)} for name, m, s in numbers},
+            "categorical": encoding.categorical, "static": encoding.static,
+            "static_categorical": encoding.static_categorical, "future": encoding.future,
+            "target": encoding.target, "classes": encoding.classes,
+            "head": None if encoding.classes else run.model.config.head,
+        }  # fmt: skip
 
-    async def observe(self, request: Request) -> Response:
-        """POST /v1/observe."""
-        body, key = await json_body(request), request.scope["key"]
-        answer = await asyncio.get_running_loop().run_in_executor(self._worker, self._observe, body, key)
-        return JSONResponse(answer)
-
-    # ------------------------------------------------------------------ an observation
-
-    def _observe(self, content: bytes, key: int | None) -> dict[str, Any]:
-        body = read_body(ObserveBody, content)
-        try:
-            return self._answer(body, key)
-        except NotFiniteError as error:
-            raise ModelFailedError(str(error)) from error
-        except (BadRequestError, TooLargeError):
-            raise
-        except GlissandoError as error:
-            raise BadRequestError(re.sub(r"frame row \d+,? ", "", str(error)), None) from error
-
-    def _answer(self, body: ObserveBody, key: int | None) -> dict[str, Any]:
-        run, place = self.run, (key, body.series)
+    def _answered(self, body: Any, before: Live | None) -> tuple[dict[str, Any], Live]:
+        run = self.run
         row, times = self._row(body), self._times(body)
-        ahead, before = self._ahead(body, len(times)), self._before(body, place)
-        horizon = torch.from_numpy(times) if len(times) else None
-        params, live = observe(run, before, row, horizon, ahead)
+        ahead = self._ahead(body, len(times))
+        params, live = observe(run, before, row, torch.from_numpy(times) if len(times) else None, ahead)
         if not bool(params.isfinite().all()):
             raise NotFiniteError(f"the answer to {body.series} is not finite: the training of the model diverged")
         clock = run.encoding.clock(np.array([live.moment], object))
-        found = self._read(params, clock, times, body.quantiles)
-        returned = body.return_state or body.state is not None
-        dropped = [] if returned else self._keep(place, live)  # once nothing can fail any more
         return {
-            "series": body.series,
             "time": clock.written([0], [0.0])[0] if run.data.time is not None else None,
             "observations": int(live.state.position) - (run.encoding.task == "forecast"),
-            "begins": before is None,
-            **found,
+            **self._read(params, clock, times, body.quantiles),
             "unknown": self._unknown(row),
-            "dropped": dropped,
-            "state": self._seal.pack(body.series, live) if returned else None,
-        }
+        }, live
 
     def _row(self, body: ObserveBody) -> dict[str, Any]:
         """The observation as a row of the run's table. Raises BadRequestError, with the column, for what is none."""
@@ -246,39 +145,3 @@ class SeriesServer:
         """The columns whose category training did not know."""
         known = {**self.run.encoding.categorical, **self.run.encoding.static_categorical}
         return [name for name, each in known.items() if row.get(name) is not None and str(row[name]) not in each]
-
-    # ------------------------------------------------------------------ states
-
-    def _before(self, body: ObserveBody, place: tuple[int | None, str]) -> Live | None:
-        if body.state is not None:
-            return self._seal.unpack(body.series, body.state)
-        entry = None if body.return_state or body.begin else self.kept.get(place)
-        if entry is None and body.begin is False:
-            raise BadRequestError(
-                f"series: the state of {body.series!r} is not here: it did not begin, or was dropped for others. Send "
-                "its observations again, the first with begin: true, or keep states yourself with return_state",
-                "series", "not_found",
-            )  # fmt: skip
-        return None if entry is None else entry.live
-
-    def _keep(self, place: tuple[int | None, str], live: Live) -> list[str]:
-        """Keep a state, and drop others until all fit -> the names of those of the same key."""
-        parts = (live.state, live.logits)
-        size = state_bytes(parts) + _ENTRY + _TENSOR * sum(1 for _ in leaves(parts))
-        if size > self.memory:
-            raise TooLargeError(
-                f"the state of {place[1]!r} takes {readable(size)}, and {readable(self.memory)} are for all series: "
-                "serve with more --memory, or a model whose state has one size"
-            )
-        if place in self.kept:
-            self.size -= self.kept.pop(place).size
-        self.kept[place] = _Entry(live, size)
-        self.size += size
-        gone = []
-        while self.size > self.memory:
-            (key, name), entry = self.kept.popitem(last=False)
-            self.size -= entry.size
-            self.dropped += 1
-            if key == place[0]:
-                gone.append(name)
-        return gone

@@ -1,0 +1,115 @@
+"""What is kept of a series between two observations of it, in one size however long it is, and as text.
+
+Series (`glissando.series.stream`) and logs of events (`glissando.events.stream`) are read so, one observation after
+another.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import hmac
+import json
+import math
+from decimal import Decimal
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from glissando.backbone import ModelState
+from glissando.config import to_dict
+from glissando.errors import DataError
+from glissando.series.panel import Clock
+from glissando.state import leaves, map_state
+from glissando.tables import TableRun
+
+
+class Live(NamedTuple):
+    """What is kept of a series between two observations.
+
+    state     the model's
+    moment    the last observation's time, exact, as Clock.origins
+    features  what else answers need: of events (D,) what the head reads after the last step, of the class of a series
+              by the mean over its steps the sum (C,) of their logits
+    """
+
+    state: ModelState
+    moment: Any
+    features: Tensor | None = None
+
+
+#: the types of a moment, see Clock.origins, the last of which reads it
+_MOMENTS: dict[str, tuple[Any, ...]] = {"int": (np.integer, int), "float": (np.floating, float), "Decimal": (Decimal,)}
+
+
+class Seal:
+    """What is kept of a run's series as text, which a client may keep in the server's place.
+
+    Who changes it, or takes it for another series or model, gets an error: a code of its bytes is keyed by the run's
+    configuration and weights.
+    """
+
+    def __init__(self, run: TableRun) -> None:
+        self.run = run
+        parts = [to_dict(part) for part in (run.model.config, run.encoding, run.data)]
+        digest = hashlib.sha256(json.dumps(parts, sort_keys=True).encode())
+        for name, value in sorted(run.model.state_dict().items()):
+            digest.update(name.encode() + value.cpu().numpy().tobytes())
+        self._key = digest.digest()
+
+    def pack(self, series: str, live: Live) -> str:
+        """The state of the series of this name."""
+        parts = [part.cpu() for part in leaves((live.state, live.features))]
+        head = {
+            "moment": [next(kind for kind, of in _MOMENTS.items() if isinstance(live.moment, of)), str(live.moment)],
+            "parts": [[str(part.dtype).removeprefix("torch."), list(part.shape)] for part in parts],
+        }
+        body = json.dumps(head).encode() + b"\n" + b"".join(part.numpy().tobytes() for part in parts)
+        return base64.b64encode(self._code(series, body) + body).decode()
+
+    def unpack(self, series: str, text: str) -> Live:
+        """What `pack` made a text of. Raises DataError for any other text, another series and another model."""
+        try:
+            data = base64.b64decode(text, validate=True)
+        except ValueError:
+            data = b""
+        code, body = data[:32], data[32:]
+        if not hmac.compare_digest(code, self._code(series, body)):
+            raise DataError(
+                f"the state was changed, or is not of the series {series!r} and of this model: send it as it was "
+                "received, or begin the series without one"
+            )
+        line, _, rest = body.partition(b"\n")
+        head, parts, place = json.loads(line), [], 0
+        for kind, shape in head["parts"]:
+            dtype = np.dtype(kind)
+            size = dtype.itemsize * math.prod(shape)
+            parts.append(torch.from_numpy(np.frombuffer(rest[place : place + size], dtype).reshape(shape).copy()))
+            place += size
+        own = iter(part.to(self.run.model.entry.weight.device) for part in parts)
+        state = map_state(lambda _: next(own), self.run.model.init_state(1))
+        kind, written = head["moment"]
+        return Live(state, _MOMENTS[kind][-1](written), next(own, None))
+
+    def _code(self, series: str, body: bytes) -> bytes:
+        return hmac.digest(self._key, series.encode() + b"\n" + body, "sha256")
+
+
+def since(clock: Clock, before: Any, column: str | None) -> float:
+    """The time from `before` to the moment of `clock`, read in `column`; a negative one raises DataError."""
+    difference = clock.origins[0] - before
+    gap = float(difference) / 1e9 if clock.form == "date" else float(difference)
+    if gap < 0:
+        raise out_of_order(clock, before, column)
+    return gap
+
+
+def out_of_order(clock: Clock, before: Any, column: str | None) -> DataError:
+    """The error of an observation that does not come after the one before."""
+    now, then = clock.written([0], [0.0])[0], clock._replace(origins=np.array([before], object))
+    return DataError(
+        f"the observation at {column} {now} is not after the one before, at {then.written([0], [0.0])[0]}: give "
+        "observations in order of time, those of one time together"
+    )
