@@ -37,12 +37,13 @@ CASES: dict[str, dict[str, Any]] = {
     "impulses": {"mixer": {"kind": "liquid", "input": "impulse"}, "dt": "linear"},
     "read-time": {"mixer": "liquid", "dt": "input"},
     "forecast": {"mixer": "liquid", "forecast": True, "targets": [2, 0]},
+    "own": {"mixer": "liquid", "forecast": True, "targets": [2, 0], "scale": "series"},
     "rich": {
         "mixer": ["liquid", "attention"], "forecast": True, "head": "student", "categories": [4, 3], "static": 2,
         "static_categories": [3], "future": 2,
     },
 }  # fmt: skip
-FORECASTS = ["forecast", "rich"]
+FORECASTS = ["forecast", "own", "rich"]
 cases = pytest.mark.parametrize("case", CASES)
 #: a series begins with dt = 0
 pytestmark = pytest.mark.filterwarnings("ignore:dt is 0 at some steps")
@@ -54,6 +55,8 @@ def build(case: str) -> SeriesModel:
     torch.manual_seed(len(case))
     model = SeriesModel.from_config({**SMALL, **CASES[case]}).double().eval()
     model.set_scales(input_mean=[1.0, -2.0, 0.5], input_scale=[2.0, 1.0, 3.0], time_scale=0.7)
+    if model.law is not None:
+        model.set_scales(law=[[-0.3, 0.0, 0.2], [1.0, 0.0, 0.5], [0.1, 1.0, 0.4], [0.3, -2.0, 0.2]])
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.add_(0.15 * torch.randn_like(parameter))

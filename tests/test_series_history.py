@@ -35,7 +35,9 @@ def by_hand(values: Tensor, observed: Tensor, gaps: Tensor) -> Past:
                     seen.append(float(values[b, t, k]))
                     age = 0.0
                 if seen:
-                    for part, value in zip(found, (seen[-1], age, sum(seen) / len(seen), len(seen)), strict=True):
+                    mean = sum(seen) / len(seen)
+                    square = sum((value - mean) ** 2 for value in seen)
+                    for part, value in zip(found, (seen[-1], age, mean, len(seen), square), strict=True):
                         part[b, t, k] = value
     return found
 

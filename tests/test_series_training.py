@@ -24,7 +24,7 @@ from glissando.cli import main
 from glissando.config import merge
 from glissando.data.base import WHOLE, Shard
 from glissando.errors import DataError, GlissandoError
-from glissando.series import SeriesData, SeriesModel, read_panel
+from glissando.series import Forecaster, SeriesData, SeriesModel, read_panel
 from glissando.series.answers import answers
 from glissando.series.batches import Steps, Windows, scales
 from glissando.series.evaluation import evaluate
@@ -228,6 +228,55 @@ def test_a_file_far_from_what_was_trained_on_is_refused_with_its_line(table, tmp
         DataError, match=r"far\.csv, line 3, 'a': 1e\+20 is .* deviations from the mean of what is trained"
     ):
         evaluate(run.path, str(other))
+
+
+# ---------------------------------------------------------------------- units of a series
+
+
+def levels(path: Path, factor: float = 1.0, offsets: bool = False) -> Path:
+    """60 series of one law: with levels over three decades, or offsets as far apart."""
+    rng, made = np.random.default_rng(0), []
+    for number in range(60):
+        t, level = np.cumsum(0.01 + rng.exponential(1.0, 30)), 10 ** rng.uniform(0, 3)
+        a = 0.3 * np.sin(t + rng.uniform(0, 6)) + 0.02 * rng.normal(size=30)
+        a = factor * (level + a if offsets else level * np.exp(a))
+        made += [(f"s{number}", *v) for v in zip(t, a, strict=True)]
+    return write(path, made, "g,t,a")
+
+
+@pytest.mark.parametrize(("offsets", "slope", "share"), [(False, 1.0, 0.6), (True, 0.0, 0.9)])
+def test_series_in_their_own_units_are_forecast_whatever_their_level(
+    tmp_path, offsets: bool, slope: float, share: float
+):
+    """In the table's units the anchor does not see the changes of small series; in their own it does."""
+    path, errors = levels(tmp_path / "levels.csv", offsets=offsets), {}
+    for scale in ("all", "series"):
+        config = SeriesRunConfig.read({**options(path, scale=scale), "training": {"steps": 1}})
+        task = config.task()
+        model = task.new_model().eval()
+        model.share.zero_()
+        found, _ = answers(model, task.prepared.valid)
+        own = 0.3 * (1 if offsets else found.baselines["last value"])
+        errors[scale] = np.sqrt(np.mean(((found.baselines["anchor"] - found.target) / own) ** 2))
+    assert task.prepared.scales.law[1, 0] == pytest.approx(slope, abs=0.15)
+    assert errors["series"] < share * errors["all"], errors
+
+
+def test_units_cancel_in_series_units_too(tmp_path):
+    """Of the same table in other units forecasts and intervals are those in other units, and figures are the same."""
+    found = []
+    for factor in (1.0, 1e-3):
+        run = tmp_path / f"run-{factor}"
+        path = levels(tmp_path / f"{factor}.csv", factor)
+        given = {**options(path, scale="series"), "model": {**TINY, "head": "gaussian"}}
+        train(given | {"training": {"steps": 5, "precision": "64-true"}}, run)
+        forecaster = Forecaster.load(run)
+        value = forecaster.predict(path, horizon=2.0, quantiles=[0.9])[["value", "q0.9"]].to_numpy() / factor
+        scored = evaluate(run)
+        assert "in units of the deviation of each so far" in scored.score.table()
+        found.append((value, scored.as_dict()["targets"]["a"]["model"]["rmse"]))
+    assert_close(torch.from_numpy(found[0][0]), torch.from_numpy(found[1][0]), tolerance=1e-6)
+    assert found[0][1] == pytest.approx(found[1][1])
 
 
 # ---------------------------------------------------------------------- training

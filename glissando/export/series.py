@@ -29,9 +29,10 @@ from glissando.export.graph import BATCH, Leaf, filled, leaf_of, named, traced
 from glissando.mixers import MIXERS
 from glissando.mixers.attention.export import FixedAttention
 from glissando.series.forecast import SeriesRun, require_absent
-from glissando.series.history import Past
+from glissando.series.history import Own
 from glissando.series.model import SeriesModel
 from glissando.series.stream import averages
+from glissando.state import map_state
 from glissando.storage import write_atomic
 
 #: the key of the file's metadata
@@ -51,11 +52,11 @@ class _Step(SeriesModel):
         nn.Module.__init__(self)
         vars(self).update(vars(model))
 
-    def _answers(self, h: Tensor, known: Past, horizon: Tensor, facts: Tensor, ahead: Tensor | None) -> Tensor:
+    def _answers(self, h: Tensor, units: Own, horizon: Tensor, facts: Tensor, ahead: Tensor | None) -> Tensor:
         number = horizon.shape[2]
-        known = Past(*(part.expand(-1, number, -1) for part in known))
+        units = map_state(lambda part: part.expand(-1, number, -1), units)
         ahead = None if ahead is None else ahead[:, 0]
-        return self._answer(h.expand(-1, number, -1), known, horizon[:, 0], facts, ahead).unsqueeze(1)
+        return self._answer(h.expand(-1, number, -1), units, horizon[:, 0], facts, ahead).unsqueeze(1)
 
 
 class Observer(nn.Module):

@@ -128,7 +128,7 @@ def logarithm(time: Tensor) -> Tensor:
 
 def _own(known: Past, horizon: Tensor, targets: list[int]) -> Tensor:
     """(B, T, O, features): what is known of each target itself."""
-    value, age, mean, number = (part[..., targets] for part in known)
+    value, age, mean, number = (part[..., targets] for part in known[:4])
     age = (age + horizon.unsqueeze(-1)) * known.ever[..., targets]
     few, fine, coarse = (1 + number).rsqrt(), logarithm(age), age.log1p()
     parts = [torch.ones_like(age), value, mean, number.log1p(), value * few, mean * few, fine, coarse]

@@ -46,9 +46,12 @@ def _moved(value: Any, like: Tensor) -> Any:
     return None if value is None else Past(*(part.to(like) for part in value))
 
 
-def standard(model: SeriesModel, y: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
-    """Parameters (..., O, P) and targets (..., O) in units of the target's deviation about its mean."""
-    centre, scale = model.output_mean, model.output_scale
+def standard(model: SeriesModel, y: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
+    """Parameters (..., O, P) and targets (..., O) in the units in which they are trained: the target's deviation about
+    its mean, or that of its series so far."""
+    assert batch.target is not None
+    target = batch.target.to(y)
+    centre, scale = (part.to(y) for part in batch.units or (model.output_mean, model.output_scale))
     params = y.unsqueeze(-1) if model.config.head == "point" else y
     return model.distribution.affine(params, -centre / scale, 1 / scale), (target - centre) / scale
 
@@ -112,17 +115,14 @@ def _numbers(model: SeriesModel, held: Windows, encoding: Encoding, stride: int)
 
 
 def measured(model: SeriesModel, found: Answers, encoding: Encoding, naive: np.ndarray | None = None) -> Scored:
-    """The score of answers; naive: see score_forecasts."""
-    centre, scale = model.output_mean.cpu().double(), model.output_scale.cpu().double()
-    of = torch.from_numpy(found.channel)
-    params = model.distribution.affine(
-        found.params.double().unsqueeze(1), (-centre / scale)[of].unsqueeze(1), (1 / scale)[of].unsqueeze(1)
-    )
-    target = (torch.from_numpy(found.target) - centre[of]) / scale[of]
-    loss = model.distribution.each_loss(params, target.unsqueeze(1)).mean()
+    """The score of answers, of series in their own units in these; naive: see score_forecasts."""
+    own = found.in_own_units(model.distribution)
+    loss = model.distribution.each_loss(own.params, torch.from_numpy(own.target)).mean()
     if not bool(loss.isfinite()):
         return Scored(float(loss), Score(0, 0, {}, {}))
-    return Scored(float(loss), score_forecasts(found, model.distribution, encoding.target, naive))
+    is_own = model.config.scale == "series"
+    score = score_forecasts(own if is_own else found, model.distribution, encoding.target, naive)
+    return Scored(float(loss), score._replace(own=is_own))
 
 
 @torch.no_grad()
@@ -140,8 +140,8 @@ def answers(model: SeriesModel, held: Windows, stride: int = 1) -> tuple[Answers
         return answers_of(model, steps, at[real], at[real] + 1, params[real])
     assert steps.target is not None
     target, nowhere = steps.target[at], torch.zeros(len(at), dtype=torch.float64)
-    mean = model.output_mean.double().cpu().expand_as(target)
-    return _joined(steps, at, target, params, nowhere, torch.full_like(target, torch.nan), {MEAN: mean})
+    mean, scale = (part.double().cpu().expand_as(target) for part in (model.output_mean, model.output_scale))
+    return _joined(steps, at, target, params, nowhere, torch.full_like(target, torch.nan), scale, {MEAN: mean})
 
 
 @torch.no_grad()
@@ -164,12 +164,13 @@ def answers_of(model: SeriesModel, steps: Steps, at: Tensor, about: Tensor, para
     gap = torch.where(ever, age + horizon.unsqueeze(1), torch.nan)
     anchor = _anchored(model, steps, known, at, about, horizon)
     target = torch.where(steps.scored[about].unsqueeze(1), steps.values[about][:, targets], torch.nan)
-    baselines = {LAST: last, MEAN: mean.expand_as(last), ANCHOR: anchor}
-    return _joined(steps, about, target, params, horizon, gap, baselines)
+    middle, units = (part[at][:, targets] for part in (steps.centre, steps.scale))
+    baselines = {LAST: last, MEAN: middle, ANCHOR: anchor}
+    return _joined(steps, about, target, params, horizon, gap, units, baselines)
 
 
 def _joined(
-    steps: Steps, about: Tensor, target: Tensor, params: Tensor, horizon: Tensor, gap: Tensor,
+    steps: Steps, about: Tensor, target: Tensor, params: Tensor, horizon: Tensor, gap: Tensor, scale: Tensor,
     baselines: dict[str, Tensor],
 ) -> tuple[Answers, Ints]:  # fmt: skip
     """The answers (G, O) that have a target."""
@@ -178,7 +179,7 @@ def _joined(
     place = about[rows]
     made = Answers(
         steps.series[place].numpy(), outputs.numpy(), target[rows, outputs].numpy(), params[rows, outputs],
-        horizon[rows].numpy(), gap[rows, outputs].numpy(),
+        horizon[rows].numpy(), gap[rows, outputs].numpy(), scale[rows, outputs].numpy(),
         {name: each[rows, outputs].numpy() for name, each in baselines.items()},
     )  # fmt: skip
     return made, steps.row[place].numpy()

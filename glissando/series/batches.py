@@ -19,7 +19,7 @@ from torch import Tensor
 from glissando.data.order import random_words
 from glissando.data.windows import BatchedWindows
 from glissando.errors import DataError
-from glissando.series.history import Past, history
+from glissando.series.history import Past, history, own
 from glissando.series.panel import Encoding, Panel
 
 Ints = NDArray[np.int64]
@@ -33,7 +33,10 @@ _SMALLEST = 1e-30
 
 
 class Scales(NamedTuple):
-    """Means and deviations of what is trained on, as SeriesModel.set_scales takes them."""
+    """Means and deviations of what is trained on, as SeriesModel.set_scales takes them.
+
+    law  (4, K) of series in their own units, see `glissando.series.history.own`; else None
+    """
 
     input_mean: Floats
     input_scale: Floats
@@ -44,10 +47,13 @@ class Scales(NamedTuple):
     future_mean: Floats
     future_scale: Floats
     time_scale: float
+    law: Floats | None = None
 
 
-def scales(panel: Panel, encoding: Encoding) -> Scales:
+def scales(panel: Panel, encoding: Encoding, by_series: bool = False) -> Scales:
     """Means and deviations of observed training values; a constant column has the scale 1, classes have none.
+
+    by_series  channels are read in units of each series: input_mean is 0, and there is a law
 
     Raises DataError for a column whose variation float32 does not resolve.
     """
@@ -67,7 +73,25 @@ def scales(panel: Panel, encoding: Encoding) -> Scales:
         raise DataError(
             f"{panel.source}: the median step {step:.3g} is too small for float32: multiply the times by a constant"
         )
-    return Scales._make([*found, step])
+    law = None
+    if by_series:
+        law, found[0] = _law(panel, found[0], found[1]), np.zeros_like(found[0])
+    return Scales._make([*found, step, law])
+
+
+def _law(panel: Panel, mean: Floats, scale: Floats) -> Floats:
+    """(4, K) a, b and f of log s = a + b log max(|m|, f), by least squares over deviations s and means m of series,
+    with 0 <= b <= 1: Taylor's power law. f is a mean that few series are below. Last, the mean of all."""
+    made = np.stack([0 * mean, 0 * mean, 1 + 0 * mean, mean / scale])
+    for k, column in enumerate((panel.values / scale).T):
+        cells = [part[~np.isnan(part)] for part in np.split(column, panel.starts[1:-1])]
+        pairs = np.array([(abs(part.mean()), part.std(ddof=1)) for part in cells if len(part) > 1])
+        pairs = pairs[(pairs > 0).all(1)] if len(pairs) else np.ones((1, 2))
+        if len(pairs):
+            x, y = np.log(pairs.T)
+            b = np.clip(np.cov(x, y)[0, 1] / x.var(ddof=1), 0, 1) if np.ptp(x) else 0.0
+            made[:3, k] = y.mean() - b * x.mean(), b, np.quantile(pairs[:, 0], 0.05)
+    return made
 
 
 def _scale(values: Floats, column: str) -> tuple[float, float]:
@@ -111,8 +135,9 @@ def require_near(panel: Panel, encoding: Encoding, found: Scales) -> None:
 
 def scales_of(model: Any) -> Scales:
     """Those that a SeriesModel was trained with."""
-    *parts, step = (model.get_buffer(name).double().cpu().numpy() for name in Scales._fields)
-    return Scales._make([*parts, float(step)])
+    *parts, step = (model.get_buffer(name).double().cpu().numpy() for name in Scales._fields[:-1])
+    law = None if model.law is None else model.law.double().cpu().numpy()
+    return Scales._make([*parts, float(step), law])
 
 
 # ---------------------------------------------------------------------- steps
@@ -125,6 +150,7 @@ class Steps:
     row     (N,) the panel's step; -1 of a step before the first
     series  (N,)
     known   (N, K) each: what is known after each step, in the model's units
+    centre  (N, K) and scale (N, K): the units in which forecasts from the step are trained and scored
     """
 
     row: Tensor
@@ -139,6 +165,8 @@ class Steps:
     static: Tensor  # (S, P)
     static_codes: Tensor  # (S, R)
     known: Past
+    centre: Tensor
+    scale: Tensor
     target: Tensor | None  # (N, O)
     labels: Tensor | None  # (N,) or (S,)
 
@@ -159,14 +187,18 @@ class Steps:
             return torch.from_numpy(chosen)
 
         values, gaps, begins = steps(panel.values, np.nan), steps(panel.gaps, 0.0), torch.from_numpy(first)
-        scaled = (values - torch.from_numpy(found.input_mean)) / torch.from_numpy(found.input_scale)
-        known = history(scaled[None], ~values.isnan()[None], gaps[None] / found.time_scale, first=begins[None])
+        mean, scale = torch.from_numpy(found.input_mean), torch.from_numpy(found.input_scale)
+        known = history(
+            ((values - mean) / scale)[None], ~values.isnan()[None], gaps[None] / found.time_scale, first=begins[None]
+        )
+        known = Past(*(part[0] for part in known))
+        units = own(known, None if found.law is None else torch.from_numpy(found.law))
         per_step = panel.labels is not None and len(panel.labels) == len(panel.times)
         return cls(
             torch.from_numpy(row), torch.from_numpy(series), begins, torch.from_numpy(panel.scored[taken] & real),
             torch.from_numpy(panel.times[taken]), values, gaps, steps(panel.codes, 0),
             torch.from_numpy(panel.future[taken]), torch.from_numpy(panel.static),
-            torch.from_numpy(panel.static_codes), Past(*(part[0] for part in known)),
+            torch.from_numpy(panel.static_codes), known, mean + scale * units.centre, scale * units.scale,
             None if panel.target is None else steps(panel.target, np.nan),
             None if panel.labels is None else steps(panel.labels, -1) if per_step else torch.from_numpy(panel.labels),
         )  # fmt: skip
@@ -192,6 +224,7 @@ class Batch:
     inputs  what the model is called with, by name, beside x
     index   (B, L) of Steps
     target  (B, L, J, O) of a forecast and (B, L, O) of a regression, NaN where nothing is scored
+    units   of a forecast: the centre and the deviation (B, L, 1, O) in which it is trained
     labels  (B, L), or (B,) of series; -1: not scored
     """
 
@@ -201,6 +234,7 @@ class Batch:
     mask: Tensor
     target: Tensor | None = None
     labels: Tensor | None = None
+    units: tuple[Tensor, Tensor] | None = None
 
 
 class Asked(NamedTuple):
@@ -272,7 +306,8 @@ class Windows(BatchedWindows[Batch]):
         if steps.future.shape[1]:
             inputs["ahead"] = steps.future[about]
         target = torch.where(real.unsqueeze(-1), steps.values[about][..., self.targets], torch.nan)
-        return Batch(values, inputs, at, mask, target)
+        centre, scale = (part[at][..., self.targets].unsqueeze(2) for part in (steps.centre, steps.scale))
+        return Batch(values, inputs, at, mask, target, units=(centre, scale))
 
     def asked(self) -> Asked:
         """All that is asked of a forecast in the first epoch, but for what has no answer."""

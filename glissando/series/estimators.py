@@ -27,7 +27,9 @@ class _Estimator(Estimator):
         "group", "time", "time_unit", "channel", "value", "columns", "categorical", "static", "future", "target",
         "seed",
     )  # fmt: skip
-    _sizes = ("inputs", "outputs", "targets", "forecast", "categories", "static", "static_categories", "future")
+    _sizes = (
+        "inputs", "outputs", "targets", "forecast", "categories", "static", "static_categories", "future", "scale",
+    )  # fmt: skip
 
     @classmethod
     def _classes(cls) -> tuple[Any, Any, Any]:

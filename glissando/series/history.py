@@ -1,8 +1,9 @@
 """What a step knows of the past: for each channel its last value, how old that is, whether it was ever observed, the
-mean and the number of the values so far.
+mean, the number and the squared deviations of the values so far.
 
     n_t = n_{t-1} + o_t,    m_t = m_{t-1} + o_t (v_t - m_{t-1}) / n_t
     c_t, a_t = (v_t, 0) if o_t else (c_{t-1}, a_{t-1} + g_t)
+    q_t = q_{t-1} + o_t (v_t - m_{t-1}) (v_t - m_t)
 
 with v the value, o whether it was observed and g the time since the step before. A value that was not observed enters
 nowhere: it may be NaN. The recursion is computed for all steps at once; its state is `Past`, so that a history in
@@ -18,6 +19,9 @@ from torch import Tensor
 
 from glissando.kernels.precise import widest
 
+#: k, the number of values whose deviation is that of other series
+_USUAL = 2.0
+
 
 class Past(NamedTuple):
     """What is known of each channel, (B, K) as a state and (B, T, K) after each step; zeros before the first value."""
@@ -26,6 +30,7 @@ class Past(NamedTuple):
     age: Tensor  # time since it was observed
     mean: Tensor  # of all values so far
     number: Tensor  # how many values so far
+    square: Tensor  # sum of their squared deviations from that mean
 
     @property
     def ever(self) -> Tensor:
@@ -64,10 +69,10 @@ def history(
     within = latest >= (0 if begin is None else begin)
     values = torch.where(observed, values, 0).to(wide)
 
-    count, total = observed.to(wide).cumsum(1), values.cumsum(1)
+    count, total, square = observed.to(wide).cumsum(1), values.cumsum(1), values.square().cumsum(1)
     elapsed = gaps.to(wide).cumsum(1).unsqueeze(-1)
     if begin is not None:
-        count, total = count - _upto(count, begin), total - _upto(total, begin)
+        count, total, square = (sums - _upto(sums, begin) for sums in (count, total, square))
     seen = latest.clamp_min(0)
     value = values.gather(1, seen)
     age = elapsed - elapsed.expand_as(value).gather(1, seen)
@@ -75,13 +80,11 @@ def history(
         value = torch.where(within, value, before.value)
         age = torch.where(within, age, before.age + elapsed)
         total, count = total + before.mean * before.number, count + before.number
+        square = square + before.square + before.number * before.mean.square()
     known = count > 0
-    found = Past(
-        torch.where(known, value, 0),
-        torch.where(known, age, 0),
-        torch.where(known, total, 0) / count.clamp_min(1),
-        count,
-    )
+    mean = torch.where(known, total, 0) / count.clamp_min(1)
+    spread = torch.where(count > 1, (square - count * mean.square()).clamp_min(0), 0)
+    found = Past(torch.where(known, value, 0), torch.where(known, age, 0), mean, count, spread)
     return Past(*(part.to(dtype) for part in found))
 
 
@@ -94,3 +97,36 @@ def _upto(sums: Tensor, begin: Tensor) -> Tensor:
 def at(known: Past, step: int) -> Past:
     """The state (B, K) after one of the steps."""
     return Past(*(part[:, step] for part in known))
+
+
+class Own(NamedTuple):
+    """The units (..., K) of each channel's own past, and what is known in them."""
+
+    centre: Tensor
+    scale: Tensor
+    known: Past
+
+
+def own(known: Past, law: Tensor | None) -> Own:
+    """What is known in units of the series itself: its mean so far, and its deviation so far as if there had been
+    a few more values with the deviation p that other series have about such a mean,
+
+        s^2 = (k p^2 + q) / (k + n - 1),    log p = a + b log max(|m|, f),
+
+    so that one value has a unit. Before it the units are those of all series, about their mean. Of the mean itself
+    asinh(m / f) is known.
+
+    Args:
+        known: After each step.
+        law: (4, K) a, b, f and the mean of all series, see `glissando.series.batches`; None: the units are those of
+            all series throughout.
+    """
+    zero = torch.zeros_like(known.mean)
+    if law is None:
+        return Own(zero, zero + 1, known)
+    level, slope, floor, middle = law.to(zero)
+    usual = (level + slope * torch.maximum(known.mean.abs(), floor).log()).exp()
+    scale = ((_USUAL * usual.square() + known.square) / (_USUAL - 1 + known.number.clamp_min(1))).sqrt()
+    centre, scale = torch.where(known.ever, known.mean, middle), torch.where(known.ever, scale, zero + 1)
+    value = torch.where(known.ever, (known.value - centre) / scale, 0)
+    return Own(centre, scale, known._replace(value=value, mean=(known.mean / floor).asinh()))

@@ -141,16 +141,19 @@ def robust(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _far(data: SeriesData, encoding: Encoding, panel: Panel, is_new: bool) -> Iterator[str]:
-    """Values beyond twenty robust deviations."""
+    """Values beyond twenty robust deviations, of the table or of their series."""
     step = "" if data.channel is None else "the step of "
-    middle, deviation = robust(panel.values)
+    starts = panel.starts if data.scale == "series" else panel.starts[[0, -1]]
+    each = [robust(part) for part in np.split(panel.values, starts[1:-1])]
+    middle, deviation = (np.repeat(np.stack(part), np.diff(starts), 0) for part in zip(*each, strict=True))
     distance = np.abs(panel.values - middle) / deviation
     for k, name in enumerate(encoding.columns):
         if count := int((distance[:, k] > FAR).sum()):
             worst = int(np.nanargmax(distance[:, k]))
             fitted = "" if is_new or encoding.task != "forecast" else "; the anchor is fitted without them"
             yield (
-                f"{name!r} has {counted(count, 'value')} beyond {FAR:.0f} robust deviations ({deviation[k]:.4g}) of "
-                f"its median {middle[k]:.6g}, the farthest {panel.values[worst, k]:g} in {step}{panel.unit} "
-                f"{panel.rows[worst]}: correct them, or leave them blank{fitted}"
+                f"{name!r} has {counted(count, 'value')} beyond {FAR:.0f} robust deviations "
+                f"({deviation[worst, k]:.4g}) of its median {middle[worst, k]:.6g}, the farthest "
+                f"{panel.values[worst, k]:g} in {step}{panel.unit} {panel.rows[worst]}: correct them, or leave them "
+                f"blank{fitted}"
             )

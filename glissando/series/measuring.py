@@ -51,7 +51,9 @@ def measure(
         return scored(model, held, encoding)
     made, rows = answered(model.eval(), held, panel) if found is None else found
     values = panel.target if held.targets is None else panel.values[:, held.targets]
-    naive = None if trained is None or held.targets is None else naive_errors(trained, held.targets)
+    naive = None if trained is None or held.targets is None else naive_errors(
+        trained, held.targets, model.config.scale == "series"
+    )  # fmt: skip
     result = measured(model, made, encoding, naive)
     if pictures is not None and np.isfinite(result.loss) and values is not None:
         from glissando.series.pictures import draw  # matplotlib takes a second to import
@@ -60,13 +62,13 @@ def measure(
     return result
 
 
-def naive_errors(steps: Steps, targets: list[int]) -> Floats:
-    """(O,) the mean absolute error of the last value as a forecast of the next one, in the units of the data; 0 where
-    a channel has no two values in a series."""
+def naive_errors(steps: Steps, targets: list[int], own: bool) -> Floats:
+    """(O,) the mean absolute error of the last value as a forecast of the next one, in the units of the data, or of the
+    series' own; 0 where a channel has no two values in a series."""
     made = np.zeros(len(targets))
     for output, channel in enumerate(targets):
         seen = np.flatnonzero(~np.isnan(steps.values[:, channel].numpy()))
         series, values = steps.series.numpy()[seen], steps.values[:, channel].numpy()[seen]
-        same = np.diff(series) == 0
-        made[output] = np.abs(np.diff(values))[same].mean() if same.any() else 0.0
+        same, scale = np.diff(series) == 0, steps.scale[:, channel].numpy()[seen[:-1]] if own else 1.0
+        made[output] = (np.abs(np.diff(values)) / scale)[same].mean() if same.any() else 0.0
     return made

@@ -29,7 +29,7 @@ from glissando.mixers.liquid.scan import require_time
 from glissando.model import ModelConfig
 from glissando.series.anchor import Anchor, Facts, logarithm
 from glissando.series.heads import LEVELS, Head, make_head
-from glissando.series.history import Past, at, history
+from glissando.series.history import Own, Past, at, history, own
 from glissando.series.horizon import HorizonHead
 from glissando.tables import TableModel, require_shapes
 
@@ -56,6 +56,7 @@ class SeriesConfig(BackboneConfig):
                        over 0.5 + log(1 + dt) or dt, in units of the time scale, where the mixers accept it; `input`:
                        no further
     pooling            of a class of a whole series: the logits of its last step, or the mean over its steps
+    scale              all: channels are read and forecast in the data's units; series: in those of the series' own past
     pairs              of a forecast's head: number of pairs that decay and turn over the horizon
     """
 
@@ -72,6 +73,7 @@ class SeriesConfig(BackboneConfig):
     mixer: MIXERS.sections() = field(default_factory=LiquidConfig)  # type: ignore[valid-type]
     dt: Literal["log", "linear", "input"] = "log"
     pooling: Literal["last", "mean"] = "last"
+    scale: Literal["all", "series"] = "all"
     pairs: PositiveInt = 32
     head_bias: bool = True
     init: Scheme = starting(default="torch", of="")
@@ -108,6 +110,7 @@ class SeriesModel(TableModel):
     future_mean: Tensor  # (U,)
     future_scale: Tensor  # (U,)
     time_scale: Tensor  # ()
+    law: Tensor | None  # (4, K), of channels in units of the series' own past, see history.own
     share: Tensor  # (O,), of a forecast: how much of what the network adds to the anchor is kept, see shrinkage
 
     def __init__(self, config: SeriesConfig) -> None:
@@ -130,6 +133,8 @@ class SeriesModel(TableModel):
             self.register_buffer(f"{name}_mean", torch.zeros(size))
             self.register_buffer(f"{name}_scale", torch.ones(size))
         self.register_buffer("time_scale", torch.ones(()))
+        by_series = config.scale == "series"
+        self.register_buffer("law", torch.eye(4)[2:3].T.repeat(1, config.inputs) if by_series else None)
         self._start()
 
     @classmethod
@@ -161,9 +166,9 @@ class SeriesModel(TableModel):
 
         Args:
             **scales: input_mean and input_scale (K,), output_mean and output_scale (O,), those of static (P,) and of
-                future (U,), and time_scale ().
+                future (U,), time_scale (), and the law (4, K) where channels are in units of the series' own past.
         """
-        self._set_buffers(scales)
+        self._set_buffers({name: value for name, value in scales.items() if value is not None})
         if self.config.forecast:  # a forecast channel has one scale, read and written
             self.output_mean.copy_(self.input_mean[self.config.targets])
             self.output_scale.copy_(self.input_scale[self.config.targets])
@@ -231,8 +236,10 @@ class SeriesModel(TableModel):
             observed, gaps = observed & mask.unsqueeze(-1), torch.where(mask, gaps, 0)
         values = torch.where(observed, (x - self.input_mean) / self.input_scale, 0)
         known = history(values, observed, gaps, past if state is None else state.past)
+        units = own(known, self.law)
+        values = torch.where(observed, (values - units.centre) / units.scale, 0)
         facts = self._facts(len(x), None if static is None else static.to(x), static_codes).unsqueeze(1)
-        read = self._features(values, observed, gaps, known, facts, future)
+        read = self._features(values, observed, gaps, units.known, facts, future)
 
         after = Context(mask, self._duration(gaps), control, donate, memo)
         read, ctx, order = self._prepared(read, state, after)
@@ -246,11 +253,11 @@ class SeriesModel(TableModel):
         if state is not None:
             state = ModelState(state.position, state.depth, at(known, -1))
         if not self.config.forecast:
-            return self._in_units(self.head(h), 0.0), state
+            return self._in_units(self.head(h)), state
         if horizon is None or horizon.shape[2] == 0:
             raw = h.new_zeros(*h.shape[:2], 0, self.distribution.size(self.config.outputs))
-            return self._in_units(raw, 0.0), state
-        return self._answers(h, known, horizon, facts, ahead), state
+            return self._in_units(raw), state
+        return self._answers(h, units, horizon, facts, ahead), state
 
     if TYPE_CHECKING:  # nn.Module's is typed as Callable[..., Any]
         __call__ = forward
@@ -258,8 +265,8 @@ class SeriesModel(TableModel):
     def fit_anchor(
         self, known: Past, horizon: Tensor, target: Tensor, static: Tensor, static_codes: Tensor, ahead: Tensor | None
     ) -> None:
-        """Solve for the anchor's weights by N questions. What is known, horizons and targets are in the model's units:
-        deviations from the mean over the scale, and time scales.
+        """Solve for the anchor's weights by N questions. What is known is in the model's units, and so are horizons, in
+        time scales; targets are in those in which they are forecast, see `own`.
 
         Args:
             known: (1, N, K), where each question is asked.
@@ -270,7 +277,9 @@ class SeriesModel(TableModel):
             ahead: (1, N, U), in the units of the data.
         """
         facts = self._facts(len(static), static.to(known.value), static_codes, known.value.dtype).unsqueeze(0)
-        self.anchor.fit(known, horizon, Facts(facts, self._ahead(ahead)), target, target.isfinite())
+        self.anchor.fit(
+            own(known, self.law).known, horizon, Facts(facts, self._ahead(ahead)), target, target.isfinite()
+        )
 
     @torch.no_grad()
     def anchored(
@@ -286,8 +295,10 @@ class SeriesModel(TableModel):
             ahead: (B, T, U).
         """
         facts = self._facts(len(known.value), static, static_codes, known.value.dtype).unsqueeze(1)
-        y = self.anchor(known, horizon / self.time_scale, Facts(facts, self._ahead(ahead)))
-        return self.output_mean + self.output_scale * y
+        units = own(known, self.law)
+        y = self.anchor(units.known, horizon / self.time_scale, Facts(facts, self._ahead(ahead)))
+        centre, scale = (part[..., self.config.targets] for part in (units.centre, units.scale))
+        return self.output_mean + self.output_scale * (centre + scale * y)
 
     def pooled(self, y: Tensor, mask: Tensor) -> Tensor:
         """The answer (B, O) of whole series to y (B, T, O), over real steps: the last one, or their mean."""
@@ -298,28 +309,32 @@ class SeriesModel(TableModel):
     def _ahead(self, ahead: Tensor | None) -> Tensor | None:
         return None if ahead is None else (ahead - self.future_mean) / self.future_scale
 
-    def _answers(self, h: Tensor, known: Past, horizon: Tensor, facts: Tensor, ahead: Tensor | None) -> Tensor:
+    def _answers(self, h: Tensor, units: Own, horizon: Tensor, facts: Tensor, ahead: Tensor | None) -> Tensor:
         """Forecasts (B, T, J, O) or (B, T, J, O, P), each by itself: the same bits beside any other."""
         return torch.stack(
             [
-                self._answer(h, known, e, facts, None if ahead is None else ahead[:, :, j])
+                self._answer(h, units, e, facts, None if ahead is None else ahead[:, :, j])
                 for j, e in enumerate(horizon.unbind(2))
             ],
             2,
         )
 
-    def _answer(self, h: Tensor, known: Past, horizon: Tensor, facts: Tensor, ahead: Tensor | None) -> Tensor:
+    def _answer(self, h: Tensor, units: Own, horizon: Tensor, facts: Tensor, ahead: Tensor | None) -> Tensor:
         """A forecast (B, T, O) or (B, T, O, P) of every step: what the head adds to the anchor."""
         horizon, ahead = (horizon / self.time_scale).to(h.dtype), self._ahead(ahead)
-        return self._in_units(self.head(h, horizon, ahead), self.anchor(known, horizon, Facts(facts, ahead)))
+        anchor = self.anchor(units.known, horizon, Facts(facts, ahead))
+        centre, scale = (part[..., self.config.targets] for part in (units.centre, units.scale))
+        return self._in_units(self.head(h, horizon, ahead), anchor, centre, scale)
 
-    def _in_units(self, raw: Tensor, centre: Tensor | float) -> Tensor:
-        """What the head says of an output about its centre, in the units of the data."""
+    def _in_units(
+        self, raw: Tensor, anchor: Tensor | float = 0.0, centre: Tensor | float = 0.0, scale: Tensor | float = 1.0
+    ) -> Tensor:
+        """What the head says of an output about its anchor, both in `scale` about `centre`, in units of the data."""
         params = self.distribution.parameters(raw)
         if self.config.forecast and not self.training:
-            centre = centre - (1 - self.share) * self.distribution.centre(params)
-        shift = self.output_mean + self.output_scale * centre
-        y = self.distribution.affine(params, shift, self.output_scale)
+            anchor = anchor - (1 - self.share) * self.distribution.centre(params)
+        shift = self.output_mean + self.output_scale * (centre + scale * anchor)
+        y = self.distribution.affine(params, shift, self.output_scale * scale)
         return y.squeeze(-1) if self.config.head == "point" else y
 
     def _features(

@@ -83,6 +83,8 @@ class SeriesData(TableData):
                     class; by default forecast without a target, else forecast where the target is a channel that
                     `columns` names or a long table's, and regression or classification by its values
     label           step: a class for each step; series: one for each series; by default series where no series has two
+    scale           units in which a series is read and scored: all: the deviation of the whole table; series: its own
+                    mean and deviation so far, where series have levels of their own
     duplicates      rows of the same series, time and channel with unequal values: error, or which of them is taken
     window          number of steps of a training window
     batch_size      number of windows of a batch
@@ -93,6 +95,7 @@ class SeriesData(TableData):
     target: Names = field(default_factory=list)
     task: Annotated[Literal["forecast", "regression", "classification"] | None, BeforeValidator(_task)] = None
     label: Literal["step", "series"] | None = None
+    scale: Literal["all", "series"] = "all"
     duplicates: Literal["error", "mean", "first", "last"] = "error"
     window: PositiveInt = 64
     batch_size: PositiveInt = 8

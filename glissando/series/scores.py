@@ -35,6 +35,7 @@ class Answers(NamedTuple):
 
     horizon   time from the step at which the question was asked to the value
     gap       time from the channel's last observed value to the value; NaN where none was observed
+    scale     the deviation in which each is trained: of the channel, or of its series so far
     baselines forecasts (N,) by name; where one is NaN, as the last value of a channel never seen, the mean is used
     spread    (N,) deviation of the truth, a Gaussian whose mean stands among the baselines; None: it is unknown
     """
@@ -45,8 +46,19 @@ class Answers(NamedTuple):
     params: Tensor  # (N, P)
     horizon: np.ndarray  # (N,)
     gap: np.ndarray  # (N,)
+    scale: np.ndarray  # (N,)
     baselines: Mapping[str, np.ndarray]
     spread: np.ndarray | None = None
+
+    def in_own_units(self, head: Head) -> Answers:
+        """The same in deviations from the target, so that all targets are 0."""
+        shift, scale = (torch.from_numpy(part).unsqueeze(1) for part in (-self.target / self.scale, 1 / self.scale))
+        return self._replace(
+            target=np.zeros_like(self.target),
+            params=head.affine(self.params.double().unsqueeze(1), shift, scale).squeeze(1),
+            baselines={name: (values - self.target) / self.scale for name, values in self.baselines.items()},
+            spread=None if self.spread is None else self.spread / self.scale,
+        )
 
     def baseline(self, name: str, chosen: np.ndarray) -> tuple[np.ndarray, float] | None:
         """A baseline's forecasts of the `chosen` (N,) values, and the share of them for which the mean stands in; None
@@ -63,12 +75,14 @@ class Score(NamedTuple):
 
     Figures that end in `_low` and `_high` are the ends of an interval over series, `model_minus` is the model's first
     figure minus the predictor's. `worse` has, by predictor, the channels in which the model is not better than it.
+    `own`: errors are in units of each series' own deviation so far.
     """
 
     scored: int
     series: int
     figures: dict[str, dict[str, dict[str, float]]]
     worse: dict[str, list[str]]
+    own: bool = False
 
     def as_dict(self) -> dict[str, Any]:
         return {"scored": self.scored, "series": self.series, "targets": self.figures, "worse": self.worse}
@@ -117,7 +131,8 @@ class Score(NamedTuple):
         return "\n".join(
             [
                 self.headline(),
-                f"{self.scored:,} scored in {self.series:,} series; {about}",
+                f"{self.scored:,} scored in {self.series:,} series"
+                f"{', in units of the deviation of each so far' if self.own else ''}; {about}",
                 *("  ".join(cell.ljust(n) for cell, n in zip(line, widths, strict=True)).rstrip() for line in lines),
             ]
         )

@@ -21,8 +21,8 @@ _GROUPS = 20
 
 def shares(answers: Answers, head: Head, channels: int) -> np.ndarray:
     """(O,) s of each channel, 0 where nothing was answered, of answers that have all of the network's contribution."""
-    anchor = answers.baselines[ANCHOR]
-    network, left = _contribution(answers, head), answers.target - anchor
+    network = _contribution(answers, head) / answers.scale
+    left = (answers.target - answers.baselines[ANCHOR]) / answers.scale
     made = np.zeros(channels)
     for channel in range(channels):
         chosen = np.flatnonzero(answers.channel == channel)

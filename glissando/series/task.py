@@ -18,6 +18,7 @@ from glissando.errors import ConfigError, DivergenceError
 from glissando.runs import Run
 from glissando.series.answers import Scored, answers, call, measured, scored, standard
 from glissando.series.batches import Batch, Scales, Steps, Windows, require_near, scales
+from glissando.series.history import Past, own
 from glissando.series.inspection import FAR, robust
 from glissando.series.measuring import measure
 from glissando.series.model import SeriesConfig, SeriesModel
@@ -83,7 +84,7 @@ def prepare(data: SeriesData, encoding: Encoding | None = None, source: Any = No
     else:
         train, (valid, _) = panel, read_panel(data, data.valid_path, encoding)
         lines = [*panel.report, *valid.report]
-    found = scales(train, encoding)
+    found = scales(train, encoding, data.scale == "series")
     for each in (train, valid):
         require_near(each, encoding, found)
     cut = [windows_of(each, data, encoding, found) for each in (train, valid)]
@@ -148,7 +149,7 @@ class SeriesTask(Task):
             known = labels >= 0
             return Loss(F.cross_entropy(y[known], labels[known], reduction="sum"), int(known.sum()))
         assert batch.target is not None
-        total, count = model.distribution.loss(*standard(model, y, batch.target.to(y)))
+        total, count = model.distribution.loss(*standard(model, y, batch))
         return Loss(total, int(count))
 
     def score(
@@ -233,7 +234,7 @@ def build(options: Mapping[str, Any], prepared: Prepared) -> SeriesModel:
         "targets": prepared.train.targets or [], "forecast": prepared.train.targets is not None,
         "categories": [2 + len(names) for names in found.categorical.values()], "static": len(found.static),
         "static_categories": [2 + len(names) for names in found.static_categorical.values()],
-        "future": len(found.future),
+        "future": len(found.future), "scale": "all" if prepared.scales.law is None else "series",
     }  # fmt: skip
     for name, size in sizes.items():
         if options.get(name, size) != size:
@@ -249,19 +250,17 @@ def fit_anchor(model: SeriesModel, train: Windows) -> None:
     """Solve for the anchor by all questions of an epoch, without those of which an answer, or what is known, is beyond
     FAR robust deviations: the square of one such value would outweigh all others."""
     steps, asked = train.steps, train.asked()
-    known = type(steps.known)(*(part[asked.at].unsqueeze(0) for part in steps.known))
-    mean, scale = model.output_mean.double().cpu(), model.output_scale.double().cpu()
-    middle, deviation = (torch.from_numpy(part) for part in robust(steps.values.numpy()))
-    centre, unit = model.input_mean.double().cpu(), model.input_scale.double().cpu()
-    reach, middles = FAR * deviation / unit, (middle - centre) / unit
-    far = [((part - middles).abs() > reach) & known.ever for part in (known.value, known.mean)]
-    wrong = (far[0] | far[1]).any(-1)[0, :, None] | (
-        (asked.target - middle[train.targets]).abs() > FAR * deviation[train.targets]
-    )
+    known = Past(*(part[asked.at].unsqueeze(0) for part in steps.known))
+    middle, reach = (torch.from_numpy(part) for part in robust(((steps.values - steps.centre) / steps.scale).numpy()))
+    reach, read = FAR * reach, own(known, None if model.law is None else model.law.double().cpu()).known
+    far = [((part - middle).abs() > reach) & known.ever for part in (read.value, read.mean)]
+    centre, scale = (part[asked.at][:, train.targets] for part in (steps.centre, steps.scale))
+    target = (asked.target - centre) / scale
+    wrong = (far[0] | far[1]).any(-1)[0, :, None] | ((target - middle[train.targets]).abs() > reach[train.targets])
     model.fit_anchor(
         known,
         (asked.horizon / model.time_scale.double().cpu()).unsqueeze(0),
-        ((asked.target - mean) / scale).masked_fill(wrong, torch.nan).unsqueeze(0),
+        target.masked_fill(wrong, torch.nan).unsqueeze(0),
         steps.static[steps.series[asked.at]],
         steps.static_codes[steps.series[asked.at]],
         None if asked.ahead is None else asked.ahead.unsqueeze(0),
