@@ -9,7 +9,9 @@ import pytest
 
 from benchmarks.series import compare, systems
 from glissando.series.options import SeriesData
+from glissando.series.task import SeriesRunConfig
 from glissando.testing import check_mixer
+from glissando.training.fit import train
 
 
 def test_the_gru_obeys_the_laws():
@@ -27,17 +29,17 @@ def test_a_test_part_is_not_trained_on(tmp_path: Path, monkeypatch: pytest.Monke
     data = {"group": "g", "time": "t", "channel": "test", "value": "v"}
     task = {"file": "t.csv", "test": "groups", "drop": {"sbp": [40, 300]}, "options": {"data": data}}
     monkeypatch.setitem(compare.TASKS, "own", task)
-    train, tests = compare.tables("own", tmp_path, tmp_path)
+    trained, tests = compare.tables("own", tmp_path, tmp_path)
     test = tests[""]
-    parts = [path.read_text().splitlines() for path in (train, test)]
+    parts = [path.read_text().splitlines() for path in (trained, test)]
     assert sorted(parts[0][1:] + parts[1][1:]) == sorted(rows)
     groups = [{line.split(",")[0] for line in part[1:]} for part in parts]
     assert not groups[0] & groups[1]
     assert len(groups[1]) == 3
     monkeypatch.setitem(compare.TASKS, "own", {**task, "test": "end"})
-    for path in (train, test):
+    for path in (trained, test):
         path.unlink()
-    train, tests = compare.tables("own", tmp_path, tmp_path)
+    trained, tests = compare.tables("own", tmp_path, tmp_path)
     test = tests[""]
     assert [line for line in test.read_text().splitlines() if line.startswith("0,")] == ["0,3,hdl,103"]
 
@@ -73,3 +75,20 @@ def test_systems_do_not_depend_on_the_step_of_the_solver(name: str, monkeypatch:
     monkeypatch.setattr(systems, "_STEP", 0.01)
     np.testing.assert_allclose(values(), whole, atol=2e-3 if name == "chaotic" else 1e-5)
     assert 0.1 < np.diff(whole[:8, 1]).mean() < 0.9
+
+
+def test_tasks_like_another_have_all_of_it() -> None:
+    assert compare.TASKS["labs-intervals"]["options"]["data"] == compare.TASKS["labs"]["options"]["data"]
+    assert compare.TASKS["labs-intervals"]["options"]["model"] == {"head": "student"}
+    assert "model" not in compare.TASKS["labs"]["options"]
+
+
+def test_forecasts_are_scored_at_each_horizon(tmp_path: Path) -> None:
+    rows = [f"a,{hour},{np.sin(hour / 3):.4f}" for hour in range(120)]
+    (tmp_path / "t.csv").write_text("\n".join(["who,t,x", *rows]) + "\n")
+    values = {"data": {"path": str(tmp_path / "t.csv"), "group": "who", "time": "t", "time_unit": "h"}}
+    train(SeriesRunConfig.read({**values, "training": {"steps": 1}}), tmp_path / "run")
+    task = {"horizons": {"1 h": "1h", "9 h": "9h"}, "origins": 20}
+    found = dict(compare.at_horizons(tmp_path / "run", tmp_path / "t.csv", task))
+    assert list(found) == ["1 h", "9 h"]
+    assert found["1 h"]["x"]["last value"]["rmse"] < 0.4 < found["9 h"]["x"]["last value"]["rmse"]

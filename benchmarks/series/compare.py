@@ -31,9 +31,13 @@ from glissando.mixers import Context, Mixer, register_mixer
 from glissando.mixers.base import last_real, placement
 from glissando.presets import load_preset
 from glissando.series import SeriesModel
+from glissando.series.answers import measured
+from glissando.series.asking import rolling_answers
+from glissando.series.forecast import SeriesRun
 from glissando.training.budget import Clock
 
-TASKS: dict[str, dict[str, Any]] = yaml.safe_load((Path(__file__).parent / "tasks.yaml").read_text())
+_NAMED: dict[str, dict[str, Any]] = yaml.safe_load((Path(__file__).parent / "tasks.yaml").read_text())
+TASKS = {name: merge({}, _NAMED[task["like"]], task) if "like" in task else task for name, task in _NAMED.items()}
 #: name -> options of the mixer
 MODELS: dict[str, Any] = {
     "liquid": {"kind": "liquid", "adaptation": 0.9, "coupled": True, "steps": [0.02, 0.7], "turns": "matched"},
@@ -181,13 +185,15 @@ def _cut(task: dict[str, Any], header: list[str], rows: list[list[str]]) -> tupl
 # ---------------------------------------------------------------------- trainings
 
 
-def model_of(name: str, parameters: int, prepared: Any) -> dict[str, Any]:
+def model_of(name: str, parameters: int, prepared: Any, head: dict[str, Any]) -> dict[str, Any]:
     """The options of a model of about so many parameters for a table that is read."""
     from glissando.series.task import build
 
     def of_width(width: int) -> dict[str, Any]:
         mixer = {**MODELS[name], **({"state_size": width} if name == "liquid" else {})}
-        return {"hidden_size": width, "mixer": mixer, "block": {"mlp": {"hidden": width}}, "depth": {"layers": 2}}
+        return {
+            "hidden_size": width, "mixer": mixer, "block": {"mlp": {"hidden": width}}, "depth": {"layers": 2}, **head,
+        }  # fmt: skip
 
     return of_width(
         min(range(8, 97, 4), key=lambda width: abs(build(of_width(width), prepared).num_parameters() - parameters))
@@ -210,19 +216,34 @@ def trained(task: str, model: str, rate: float, seed: int, settings: argparse.Na
     base = merge(SeriesRunConfig, {"data": {}}, preset, given, {"training": budget})
     if (task, model) not in _CHOSEN:
         _CHOSEN[task, model] = model_of(
-            model, settings.parameters, prepare(SeriesRunConfig.read({**base, "model": {}}).data, None)
-        )
+            model, settings.parameters, prepare(SeriesRunConfig.read({**base, "model": {}}).data, None),
+            TASKS[task]["options"].get("model", {}),
+        )  # fmt: skip
     config = SeriesRunConfig.read({**base, "model": _CHOSEN[task, model]})
     run = settings.out / f"{task}-{model}-{rate}-{seed}"
     shutil.rmtree(run, ignore_errors=True)  # of a comparison that was ended, or had another budget
     train(config, run, Hook())
     summary = json.loads((run / "summary.json").read_text())
-    found = {name: evaluate(run, str(path)).as_dict()["targets"] for name, path in tests.items()}
+    if "horizons" in TASKS[task]:
+        found = dict(at_horizons(run, tests[""], TASKS[task]))
+    else:
+        found = {name: evaluate(run, str(path)).as_dict()["targets"] for name, path in tests.items()}
     size = SeriesModel.load(run).num_parameters()
     return {
         "parameters": size, "steps": summary["steps"], "best": summary["best"]["step"],
         "valid": summary["best"]["loss"], "tests": found,
     }  # fmt: skip
+
+
+def at_horizons(path: Path, table: Path, task: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
+    """The figures of forecasts each horizon ahead, from rolling origins."""
+    run = SeriesRun.open(path)
+    panel = run.read(str(table))
+    spans = {name: run.encoding.clock().span(text) for name, text in task["horizons"].items()}
+    made, _ = rolling_answers(run.model, panel, run.steps(panel), task["origins"], run.data.window, max(spans.values()))
+    for name, span in spans.items():
+        kept = np.flatnonzero(np.isclose(made.horizon, span))
+        yield name, measured(run.model, made.chosen(kept), run.encoding).as_dict()["targets"]
 
 
 #: options of the model by task and name, for all seeds
@@ -246,8 +267,12 @@ def line(name: str, values: list[dict[str, Any]], test: str, channels: list[str]
     return f"{name:12} {size:>8} " + " ".join(f"{cell:10.4f}" for cell in cells) + f" {mean(cells):10.4f}"
 
 
+def tests_of(task: dict[str, Any]) -> list[str]:
+    return list(task["horizons"]) if "horizons" in task else ["", *task.get("tests", {})]
+
+
 #: figures that are written
-_FIGURES = ("rmse", "accuracy", "auroc", "average_precision", "log_loss")
+_FIGURES = ("rmse", "crps", "covered_90%", "accuracy", "auroc", "average_precision", "log_loss")
 
 
 def figures(out: Path) -> Iterator[tuple[dict[str, Any], Sequence[Any]]]:
@@ -269,7 +294,7 @@ def main(arguments: Sequence[str] | None = None, models: Mapping[str, Any] = MOD
     Clock.now = staticmethod(time.process_time)  # whatever else the machine does
     settings.out.mkdir(parents=True, exist_ok=True)
     for task in settings.tasks or TASKS:
-        channels, tests = TASKS[task]["score"], ["", *TASKS[task].get("tests", {})]
+        channels, tests = TASKS[task]["score"], tests_of(TASKS[task])
         print(f"\n{task}, {settings.seconds:g} s a model; {' '.join(channels)}, mean", flush=True)
         for model in settings.models.split(","):
             values = list(tuned.compared(task, model, settings, trained))

@@ -1,6 +1,6 @@
 """Peers of other packages on the tables of tasks.yaml: `python -m benchmarks.series.peers TASK --data DIR --out DIR`
 
-In an environment of their own: `pip install ncps torchcde pypots aeon`. Those that are layers take the
+In an environment of their own: `pip install ncps torchcde pypots aeon statsforecast`. Those that are layers take the
 mixer's place in the frame of `compare`: inputs, anchor, head, loop, budget and parameters are the same, so that what
 differs is how they carry information along time. One layer replaces each of the two mixers.
 
@@ -12,9 +12,12 @@ differs is how they carry information along time. One layer replaces each of the
                 midpoint rule with a step an observation, which reads nothing ahead
     time        attention over learned features of time, after Shukla and Marlin 2021; those of pypots cannot forecast
 
-And one that is no layer, as the only model named, whose lines go to OUT/others.jsonl:
+And those that are no layers, as the only model named, whose lines go to OUT/others.jsonl:
 
     minirocket  MiniRocketClassifier of aeon on classes of series, stretched to the longest: the channels and time
+    ets         AutoETS of statsforecast with a period of 24 rows, a channel of a series each, on tasks with horizons.
+                It takes no gaps, so that missing hours are interpolated. It is fitted to the end of what is trained
+                on, and reads the last 60 days before each origin
 """
 
 from __future__ import annotations
@@ -204,6 +207,42 @@ def _stretched(path: Path, length: int) -> tuple[np.ndarray, np.ndarray]:
     return np.stack(made), np.array(labels)
 
 
+def ets(task: str, settings: argparse.Namespace, seed: int) -> dict[str, Any]:
+    """The root mean square error by horizon and channel, from origins spaced as those of `compare.at_horizons`."""
+    import pandas as pd
+    from statsforecast.models import AutoETS
+
+    made, days = compare.TASKS[task], 60 * 24
+    train, tests = compare.tables(task, settings.data, settings.out)
+    hours = {name: int(text.removesuffix("h")) for name, text in made["horizons"].items()}
+    errors: dict[str, dict[str, list[float]]] = {name: {channel: [] for channel in made["score"]} for name in hours}
+    seen, held = (dict(iter(pd.read_csv(path).groupby("origin"))) for path in (train, tests[""]))
+    began = time.process_time()
+    for who, rows in held.items():
+        rows = rows.set_index(pd.to_datetime(rows["time_hour"]))
+        whole = pd.concat([seen[who].set_index(pd.to_datetime(seen[who]["time_hour"])), rows])
+        at = np.unique(np.linspace(len(rows) // 2, len(rows) - 1, made["origins"] + 1).astype(int))[:-1]
+        for channel in made["score"]:
+            filled = whole[channel].resample("h").mean().interpolate(limit_direction="both")
+            known = filled.to_numpy(float)
+            first = int(filled.index.get_loc(rows.index[0]))
+            model = AutoETS(season_length=24).fit(known[first - days : first])
+            for origin in rows.index[at]:
+                place = int(filled.index.get_loc(origin))
+                ahead = model.forward(known[place + 1 - days : place + 1], max(hours.values()))["mean"]
+                for name, h in hours.items():
+                    value = rows[channel].get(origin + pd.Timedelta(hours=h), np.nan)
+                    errors[name][channel] += [] if np.isnan(value) else [float(ahead[h - 1] - value) ** 2]
+    found = {
+        name: {channel: {"model": {"rmse": float(np.mean(squares) ** 0.5)}} for channel, squares in each.items()}
+        for name, each in errors.items()
+    }  # fmt: skip
+    return {"task": task, "model": "ets", "seed": seed, "seconds": time.process_time() - began, "tests": found}
+
+
+OTHERS = {"minirocket": minirocket, "ets": ets}
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
     arguments = list(sys.argv[1:] if arguments is None else arguments)
     parser = argparse.ArgumentParser(add_help=False)
@@ -212,13 +251,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--out", type=Path)
     parser.add_argument("--seeds", type=int, default=3)
     settings, rest = parser.parse_known_args(arguments)
-    if settings.models != "minirocket":
+    if settings.models not in OTHERS:
         for name, peer in PEERS.items():
             register_mixer(name, options(type(f"{peer.__name__}Config", (PeerConfig,), {})))(peer)
         compare.main(arguments, {name: {"kind": name} for name in PEERS})
         return
     for task in [each for each in rest if each in compare.TASKS]:
-        made = [minirocket(task, settings, seed) for seed in range(settings.seeds)]
+        made = [OTHERS[settings.models](task, settings, seed) for seed in range(settings.seeds)]
         with (settings.out / "others.jsonl").open("a") as file:
             file.writelines(json.dumps(one) + "\n" for one in made)
         for one in made:

@@ -60,6 +60,14 @@ class Answers(NamedTuple):
             spread=None if self.spread is None else self.spread / self.scale,
         )
 
+    def chosen(self, index: np.ndarray) -> Answers:
+        """Those at `index`, in that order."""
+        return Answers(
+            self.series[index], self.channel[index], self.target[index], self.params[index], self.horizon[index],
+            self.gap[index], self.scale[index], {name: values[index] for name, values in self.baselines.items()},
+            None if self.spread is None else self.spread[index],
+        )  # fmt: skip
+
     def baseline(self, name: str, chosen: np.ndarray) -> tuple[np.ndarray, float] | None:
         """A baseline's forecasts of the `chosen` (N,) values, and the share of them for which the mean stands in; None
         where it has no forecast at all, as in a channel without a period."""
