@@ -198,20 +198,20 @@ def trained(task: str, name: str, rate: float, seed: int, settings: argparse.Nam
             spent = time.process_time() - began
             if spent - scored > settings.seconds / 8 or spent >= settings.seconds:
                 scored = spent
-                if (loss := tested(model, valid_rows)[0]) < best:
+                if (loss := measured(model, valid_rows)[0]) < best:
                     best, state = loss, {key: value.clone() for key, value in model.state_dict().items()}
             if spent >= settings.seconds:
                 break
     model.load_state_dict(state)
     chance = np.random.default_rng(1)
-    drawn = [tested(model, rows_of(held, kinds, scale, r, chance), 200)[1] for _ in range(_DRAWS if r else 1)]
+    drawn = [measured(model, rows_of(held, kinds, scale, r, chance), 200)[1] for _ in range(_DRAWS if r else 1)]
     figure = float(np.mean(drawn)) - math.log(scale) + (math.log(r) if r else 0.0)
     size = sum(parameter.numel() for parameter in model.parameters())
     return {"parameters": size, "steps": steps, "valid": best, "figures": {"model": {"log_likelihood": figure}}}
 
 
 @torch.no_grad()
-def tested(model: nn.Module, rows: Rows, points: int = 20) -> tuple[float, float]:
+def measured(model: nn.Module, rows: Rows, points: int = 20) -> tuple[float, float]:
     """The loss over events and ends, and the log-likelihood an event."""
     model.eval()
     parts = [(*log_likelihood(model, batch, points), int(batch.event.sum())) for batch in batches(rows)]
