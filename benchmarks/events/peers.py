@@ -90,9 +90,9 @@ def rows_of(log: EventLog, kinds: int, scale: float, resolution: float, chance: 
 
     lengths = torch.tensor([len(row[0]) for row in made])
     real = torch.arange(longest) < lengths[:, None]
-    times = padded(1, 0.0, np.float64) / scale
-    times = torch.where(real, times, times.amax(1, keepdim=True))
-    return Rows(padded(0, kinds, np.int64), times.float(), real, padded(2, False, bool), padded(3, False, bool))
+    since = padded(1, 0.0, np.float64) / scale
+    since = torch.where(real, since, since.amax(1, keepdim=True))  # nothing passes behind the end of a row
+    return Rows(padded(0, kinds, np.int64), since.float(), real, padded(2, False, bool), padded(3, False, bool))
 
 
 def batches(rows: Rows, chance: np.random.Generator | None = None) -> Iterator[Rows]:
