@@ -98,7 +98,8 @@ def tables(name: str, data: Path, out: Path) -> tuple[Path, dict[str, Path]]:
         return train, names
     source = out / f"{name}.csv" if task["file"] is None else data / task["file"]
     if task["file"] is None and not source.exists():
-        subprocess.run([sys.executable, "-m", "glissando", "series", "example", "--out", str(source)], check=True)
+        made = ["series", "example", "--process", task.get("process", "oscillators"), "--out", str(source)]
+        subprocess.run([sys.executable, "-m", "glissando", *made], check=True)
     with source.open(newline="") as file:
         header, *rows = csv.reader(file)
     rows = [row for row in rows if _measured(task, header, row)]
@@ -272,7 +273,7 @@ def tests_of(task: dict[str, Any]) -> list[str]:
 
 
 #: figures that are written
-_FIGURES = ("rmse", "crps", "covered_90%", "accuracy", "auroc", "average_precision", "log_loss")
+_FIGURES = ("rmse", "nats", "crps", "covered_90%", "accuracy", "auroc", "average_precision", "log_loss")
 
 
 def figures(out: Path) -> Iterator[tuple[dict[str, Any], Sequence[Any]]]:
