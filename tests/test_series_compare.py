@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import numpy as np
@@ -92,3 +93,18 @@ def test_forecasts_are_scored_at_each_horizon(tmp_path: Path) -> None:
     found = dict(compare.at_horizons(tmp_path / "run", tmp_path / "t.csv", task))
     assert list(found) == ["1 h", "9 h"]
     assert found["1 h"]["x"]["last value"]["rmse"] < 0.4 < found["9 h"]["x"]["last value"]["rmse"]
+
+
+def test_what_needs_no_training_is_written_once(tmp_path: Path) -> None:
+    lines = [
+        {"task": "own", "seed": seed, "tests": {"": {"a": {
+            "model": {"rmse": 1.0}, "last value": {"rmse": 2.0}, "anchor": {"rmse": 3.0, "model_minus": seed - 3.0},
+        }}}}
+        for seed in range(2)
+    ]  # fmt: skip
+    (tmp_path / "results.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    written = [(one["seed"], *row[2:]) for one, row in compare.figures(tmp_path)]
+    assert written == [
+        (0, "model", "rmse", 1.0), (0, "last value", "rmse", 2.0), (0, "anchor", "rmse", 3.0),
+        (0, "anchor", "model_minus", -3.0), (1, "model", "rmse", 1.0), (1, "anchor", "model_minus", -2.0),
+    ]  # fmt: skip

@@ -272,17 +272,24 @@ def tests_of(task: dict[str, Any]) -> list[str]:
     return list(task["horizons"]) if "horizons" in task else ["", *task.get("tests", {})]
 
 
-#: figures that are written
+#: figures that are written, and those of the anchor: a bootstrap interval over series of the model's RMSE less its own
 _FIGURES = ("rmse", "nats", "crps", "covered_90%", "accuracy", "auroc", "average_precision", "log_loss")
+_LESS = {"anchor": ("model_minus", "model_minus_low", "model_minus_high")}
 
 
 def figures(out: Path) -> Iterator[tuple[dict[str, Any], Sequence[Any]]]:
-    """Every figure of the models and of what needs no training."""
+    """Every figure of the models, and once of what needs no training, beside the first model of the task."""
+    written = set[tuple[Any, ...]]()
     for one in tuned.results(out / "results.jsonl"):
         for test, targets in one["tests"].items():
             for channel, found in targets.items():
                 for who, row in found.items():
-                    yield from ((one, (test, channel, who, name, row[name])) for name in _FIGURES if name in row)
+                    for name in (*_FIGURES, *_LESS.get(who, ())):
+                        if name not in row or (same := (one["task"], test, channel, who, name, row[name])) in written:
+                            continue
+                        yield one, same[1:]
+                        if who != "model":
+                            written.add(same)
 
 
 def main(arguments: Sequence[str] | None = None, models: Mapping[str, Any] = MODELS) -> None:

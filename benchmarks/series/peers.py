@@ -223,13 +223,15 @@ def ets(task: str, settings: argparse.Namespace, seed: int) -> dict[str, Any]:
         whole = pd.concat([seen[who].set_index(pd.to_datetime(seen[who]["time_hour"])), rows])
         at = np.unique(np.linspace(len(rows) // 2, len(rows) - 1, made["origins"] + 1).astype(int))[:-1]
         for channel in made["score"]:
-            filled = whole[channel].resample("h").mean().interpolate(limit_direction="both")
-            known = filled.to_numpy(float)
-            first = int(filled.index.get_loc(rows.index[0]))
-            model = AutoETS(season_length=24).fit(known[first - days : first])
+            hourly = whole[channel].resample("h").mean()
+
+            def until(end: Any, hourly: pd.Series = hourly) -> np.ndarray:
+                """What is known at a time: its gaps, which the model cannot have, are filled from before it alone."""
+                return hourly[:end].iloc[-days:].interpolate(limit_direction="both").to_numpy(float)
+
+            model = AutoETS(season_length=24).fit(until(rows.index[0] - pd.Timedelta(hours=1)))
             for origin in rows.index[at]:
-                place = int(filled.index.get_loc(origin))
-                ahead = model.forward(known[place + 1 - days : place + 1], max(hours.values()))["mean"]
+                ahead = model.forward(until(origin), max(hours.values()))["mean"]
                 for name, h in hours.items():
                     value = rows[channel].get(origin + pd.Timedelta(hours=h), np.nan)
                     errors[name][channel] += [] if np.isnan(value) else [float(ahead[h - 1] - value) ** 2]
