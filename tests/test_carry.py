@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import json
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -13,14 +14,16 @@ import training_runs
 from training_runs import PLAIN, assert_same_tensors, configuration, last_checkpoint, loop_for, text_file, weights
 
 from glissando.cli import main
-from glissando.data.base import Shard
+from glissando.data.base import WHOLE, Shard
 from glissando.data.corpora import JsonlOptions, StoriesOptions, TextOptions, build_corpus
 from glissando.errors import ConfigError
 from glissando.evaluation.carried import score_carried
 from glissando.evaluation.scoring import score
+from glissando.events.task import EventsRunConfig
+from glissando.series.task import SeriesRunConfig
 from glissando.state import detach, leaves
 from glissando.training.fit import resume, train
-from glissando.training.lanes import begin_anew, restored
+from glissando.training.lanes import fresh_rows, restored
 
 CARRY = {"model": {"mixer": {"kind": "delta", "heads": 2}}, **PLAIN, "training": {"carry": 1.0}}
 MIXERS = {
@@ -100,11 +103,16 @@ def test_rows_of_whole_documents_are_the_same_in_lanes():
 
 
 def test_the_share_of_rows_that_begin_anew():
-    drawn = torch.cat([begin_anew(0.25, 3, step, range(8)) for step in range(500)])
-    assert abs(drawn.double().mean() - 0.25) < 0.03
-    assert_same_tensors(begin_anew(0.25, 3, 9, range(1, 8, 2)), begin_anew(0.25, 3, 9, range(8))[1::2])
-    assert not begin_anew(0.0, 3, 1, range(8)).any()
-    assert begin_anew(1.0, 3, 1, range(8)).all()
+    def drawn(carry, step, shard=WHOLE):
+        batch = SimpleNamespace(rows=8 // shard.world, fresh=None)
+        return fresh_rows(batch, SimpleNamespace(carry=carry, seed=3), step, shard)
+
+    many = torch.cat([drawn(0.75, step) for step in range(500)])
+    assert abs(many.double().mean() - 0.25) < 0.03
+    assert_same_tensors(drawn(0.75, 9, Shard(1, 2)), drawn(0.75, 9)[1::2])
+    assert not drawn(1.0, 1).any()
+    own = SimpleNamespace(rows=2, fresh=torch.tensor([True, False]))
+    assert fresh_rows(own, SimpleNamespace(carry=1.0, seed=3), 1, WHOLE).tolist() == [True, False]
 
 
 # ---------------------------------------------------------------------- the loss
@@ -239,3 +247,113 @@ def test_evaluate_shows_both(tmp_path, capsys):
     plain = train(configuration(tmp_path, {"training": {"steps": 2}}), tmp_path / "plain").path
     assert main(["evaluate", str(plain), "--carry"]) == 2
     assert "--carry reads on for ever, and the state of Attention grows" in capsys.readouterr().err
+
+
+# ---------------------------------------------------------------------- tables
+
+
+def table_of(folder, kind):
+    """Series of different length; of events, with gaps that a model could not tell from each other."""
+
+    def cell(s, t):
+        return "ab"[(s + t) % 2] if kind == "events" else f"{np.sin(t / (3 + s)):.4f}"
+
+    lines = [f"{s},{t},{cell(s, t)}" for s in range(7) for t in range(9, 40 + 11 * s)]
+    path = folder / f"{kind}.csv"
+    path.write_text("\n".join(["who,t,x", *lines]) + "\n")
+    return path
+
+
+def task_of(folder, kind, carry=1.0, **training):
+    data = {"path": str(table_of(folder, kind)), "group": "who", "time": "t", "window": 8, "batch_size": 3}
+    mixer = {"kind": "delta", "heads": 2, "input": "impulse"}
+    values = {
+        "data": data | ({"kind": "x"} if kind == "events" else {}),
+        "model": {"hidden_size": 8, "mixer": mixer, "depth": {"layers": 1}},
+        "training": {"steps": 12, "precision": "64-true", "accelerator": "cpu", "carry": carry, **training},
+    }
+    return {"series": SeriesRunConfig, "events": EventsRunConfig}[kind].read(values)
+
+
+@pytest.mark.parametrize("kind", ["series", "events"])
+def test_windows_of_a_lane_follow_each_other_and_every_window_comes_once_an_epoch(tmp_path, kind):
+    train = task_of(tmp_path, kind).task().prepared.train
+    own = train.scored if kind == "events" else train.begin
+    met, before = [], None
+    original = type(train).batch
+
+    def watched(self, chosen, epoch=None, goes_on=None):
+        nonlocal before
+        if goes_on:
+            np.testing.assert_array_equal(self.end[before], own[chosen])
+        met.extend(chosen.tolist())
+        before = chosen
+        return original(self, chosen, epoch, goes_on)
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(type(train), "batch", watched)
+        for number in range(train.lane_batches):
+            train.lanes(number)
+        assert sorted(met) == list(range(len(train)))
+        first, met = met, []
+        for number in range(train.lane_batches, 2 * train.lane_batches):
+            train.lanes(number)
+        assert sorted(met) == list(range(len(train)))
+        assert met != first
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("kind", ["series", "events"])
+def test_the_answers_to_a_lane_are_those_to_the_whole_series(tmp_path, kind):
+    """The losses of the windows of a lane add up to that of one window."""
+    task = task_of(tmp_path, kind).task()
+    train, model = task.prepared.train, task.new_model().eval()
+    number = next(n for n in range(train.lane_batches) if not train.lanes(n).fresh.any())
+    while not train.lanes(number - 1).fresh.all():
+        number -= 1
+    (lanes,), total = restored([], model, [Shard()]), 0.0
+    chosen = []
+    original = type(train).batch
+
+    def without_random_questions(self, windows, epoch=None, goes_on=None):
+        chosen.append(windows)
+        return original(self, windows, None, goes_on)
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(type(train), "batch", without_random_questions)
+        for step in itertools.count(number - 1):
+            batch = train.lanes(step)
+            if step >= number and batch.fresh.all():
+                chosen.pop()
+                break
+            state = lanes.begin(model, batch.rows, batch.fresh)
+            loss = task.loss(model, batch, state)
+            lanes.end(loss.state)
+            total += float(loss.total)
+    whole = dataclasses.replace(train, size=10**6, end=train.end.copy())
+    whole.end[chosen[0]] = train.end[chosen[-1]]
+    assert len(chosen) > 1
+    expected = task.loss(model, original(whole, chosen[0]))
+    assert total == pytest.approx(float(expected.total), rel=1e-9)
+
+
+@pytest.mark.parametrize("kind", ["series", "events"])
+def test_a_training_on_a_table_resumes_with_its_lanes(tmp_path, monkeypatch, kind):
+    config = task_of(tmp_path, kind, carry=0.8, save_every=4)
+    train(config, tmp_path / "whole")
+    training_runs.crash_in(monkeypatch, 11, KeyError())
+    with pytest.raises(KeyError):
+        train(task_of(tmp_path, kind, carry=0.8, save_every=4), tmp_path / "x")
+    resume(tmp_path / "x", kind=type(config))
+    assert_same_tensors(last_checkpoint(tmp_path / "x").model, last_checkpoint(tmp_path / "whole").model)
+    train(task_of(tmp_path, kind, carry=0.0), tmp_path / "without")
+    with pytest.raises(AssertionError):
+        assert_same_tensors(last_checkpoint(tmp_path / "without").model, last_checkpoint(tmp_path / "whole").model)
+
+
+@pytest.mark.parametrize("kind", ["series", "events"])
+def test_a_state_that_grows_is_refused_of_tables_too(tmp_path, kind):
+    config = task_of(tmp_path, kind)
+    config.model["mixer"] = {"kind": "attention", "heads": 2}
+    with pytest.raises(ConfigError, match="grows with every token"):
+        train(config, tmp_path / "run")

@@ -40,8 +40,9 @@ class BatchedWindows(ABC, Generic[B]):
         return len(self.begin)
 
     @abstractmethod
-    def batch(self, chosen: NDArray[np.int64], epoch: int | None = None) -> B:
-        """These windows side by side; epoch: of training, which may draw anew in each."""
+    def batch(self, chosen: NDArray[np.int64], epoch: int | None = None, goes_on: bool | None = None) -> B:
+        """These windows side by side; epoch: of training, which may draw anew in each; goes_on: in lanes, whether all
+        go on from the windows before them, or all are fresh."""
 
     @cached_property
     def _rounded(self) -> NDArray[np.int64]:
@@ -70,6 +71,62 @@ class BatchedWindows(ABC, Generic[B]):
         chosen = order[self._cuts[slot] : self._cuts[slot + 1]]
         chosen = np.resize(chosen, max(len(chosen), shard.world))[shard.rank :: shard.world]
         return self.batch(chosen, epoch)
+
+    # ---------------------------------------------------------------------- in lanes
+
+    @abstractmethod
+    def _follows(self) -> NDArray[np.bool_]:
+        """(W,) whether a window goes on where the one before it ends."""
+
+    @cached_property
+    def _chains(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Windows that follow each other: the first of each chain, and their number; long chains are cut, so that there
+        are enough for a batch."""
+        most, first, count = max(1, len(self) // self.rows), list[int](), list[int]()
+        for window, follows in enumerate(self._follows()):
+            if follows and count[-1] < most:
+                count[-1] += 1
+            else:
+                first.append(window)
+                count.append(1)
+        return np.array(first), np.array(count)
+
+    @cached_property
+    def _chain_cuts(self) -> NDArray[np.int64]:
+        """Where the chains, by their number of windows and the length of the first, are cut into batches: all chains of
+        a batch have as many windows."""
+        first, count = self._chains
+        length = self._rounded[first]
+        order = np.lexsort((length, count))
+        cuts = [0]
+        for number, chain in enumerate(order):
+            many = (number + 1 - cuts[-1]) * length[chain] > self.size * self.rows
+            if number > cuts[-1] and (many or count[chain] != count[order[number - 1]]):
+                cuts.append(number)
+        return np.array([*cuts, len(order)])
+
+    @cached_property
+    def _chain_lengths(self) -> NDArray[np.int64]:
+        """Windows of the chains of each batch of chains."""
+        return np.sort(self._chains[1])[self._chain_cuts[:-1]]
+
+    @property
+    def lane_batches(self) -> int:
+        """Batches of an epoch in lanes."""
+        return int(self._chain_lengths.sum())
+
+    def lanes(self, number: int, shard: Shard = WHOLE) -> B:
+        """As `training`, where row r of a batch goes on where row r of the one before it ended, or all are fresh."""
+        epoch, place = divmod(number, self.lane_batches)
+        groups = np.argsort(random_words(self.seed, epoch, np.arange(len(self._chain_lengths))), kind="stable")
+        ends = np.cumsum(self._chain_lengths[groups])
+        slot = int(np.searchsorted(ends, place, side="right"))
+        group, turn = groups[slot], place - int(ends[slot] - self._chain_lengths[groups[slot]])
+        first, count = self._chains
+        order = np.lexsort((random_words(self.seed, epoch, np.arange(len(first))), self._rounded[first], count))
+        chosen = first[order[self._chain_cuts[group] : self._chain_cuts[group + 1]]]
+        chosen = np.resize(chosen, max(len(chosen), shard.world))[shard.rank :: shard.world]
+        return self.batch(chosen + turn, epoch, goes_on=turn > 0)
 
     def scoring(self, stride: int = 1) -> Iterator[B]:
         """Every window, or one of `stride`, in batches of about as many steps as in training."""

@@ -44,7 +44,7 @@ def predicted(model: EventModel, held: Windows) -> Predicted:
     model.eval()
     index, found = [], list[tuple[Tensor, ...]]()
     for batch in held.scoring():
-        h, targets = features(model, batch)
+        h, targets, _ = features(model, batch)
         params, scale = model.waits(h), model.time_scale.double()
         likely = model.log_likelihood(h, targets)
         dtype, resolution = params[0].dtype, model.config.resolution

@@ -186,12 +186,18 @@ class Batch:
     index    (n,) of Steps, of each scored step
     targets  of the scored steps
     weight   events and ends of observation among them
+    fresh    (B,) bool, in lanes: rows that do not go on where the row before ended
     """
 
     inputs: dict[str, Any]
     index: Tensor
     targets: Targets
     weight: int
+    fresh: Tensor | None = None
+
+    @property
+    def rows(self) -> int:
+        return len(self.inputs["codes"])
 
 
 @dataclass(frozen=True)
@@ -225,9 +231,15 @@ class Windows(BatchedWindows[Batch]):
             np.concatenate(begin), np.concatenate(end), size, rows, seed, steps, np.concatenate(scored), kinds
         )  # fmt: skip
 
-    def batch(self, chosen: Ints, epoch: int | None = None) -> Batch:
+    def _follows(self) -> np.ndarray:
+        series = self.steps.series.numpy()[self.scored]
+        return np.r_[False, (self.scored[1:] == self.end[:-1]) & (series[1:] == series[:-1])]
+
+    def batch(self, chosen: Ints, epoch: int | None = None, goes_on: bool | None = None) -> Batch:
+        """goes_on: without the earlier steps, which the state has read."""
         steps, after = self.steps, self.steps.after
         begin, scored, end = self.begin[chosen], self.scored[chosen], self.end[chosen]
+        begin = scored if goes_on else begin
         place = begin[:, None] + np.arange(int((end - begin).max()))
         real = place < end[:, None]
         index = np.minimum(place, end[:, None] - 1)
@@ -238,4 +250,5 @@ class Windows(BatchedWindows[Batch]):
         last = np.where((codes >= 0) & (codes < self.kinds), codes, -1)
         parts = (part[chosen_steps] for part in after[:4])
         targets = Targets(*(torch.from_numpy(part) for part in (where, *parts, last)))
-        return Batch(inputs, torch.from_numpy(chosen_steps), targets, int(after.weight[chosen_steps].sum()))
+        fresh = None if goes_on is None else torch.full((len(chosen),), not goes_on)
+        return Batch(inputs, torch.from_numpy(chosen_steps), targets, int(after.weight[chosen_steps].sum()), fresh)

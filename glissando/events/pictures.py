@@ -75,7 +75,7 @@ def track(model: EventModel, held: Windows, log: EventLog, series: int) -> Track
     index = index[steps.series.numpy()[index] == series][-_STEPS:]
     window = np.flatnonzero((held.scored <= index[-1]) & (index[-1] < held.end))
     batch = held.batch(window)
-    h, targets = features(model, batch)
+    h, targets, _ = features(model, batch)
     kept = (batch.index >= int(index[0])) & (targets.wait.cpu() > 0)
     step, wait, after = batch.index[kept].numpy(), targets.wait[kept].double(), targets.within[kept].double()
     shares = torch.linspace(0, 1, _POINTS, dtype=torch.float64, device=wait.device).clamp_min(1e-3) ** 2

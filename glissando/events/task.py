@@ -23,7 +23,7 @@ from glissando.runs import Run
 from glissando.series.history import Past
 from glissando.tables import TableRun
 from glissando.training.config import TrainingConfig
-from glissando.training.table import TableRunConfig
+from glissando.training.table import TableRunConfig, epoch_batches, table_batches
 from glissando.training.task import Loss, Task
 
 
@@ -100,20 +100,28 @@ def windows_of(log: EventLog, data: EventsData, encoding: EventEncoding, found: 
 
 def call(model: EventModel, batch: Batch, compiled: bool = False) -> Likelihood:
     """Log-likelihoods of a batch's targets, on the model's device."""
-    return model.log_likelihood(*features(model, batch, compiled))
+    h, targets, _ = features(model, batch, compiled)
+    return model.log_likelihood(h, targets)
 
 
-def features(model: EventModel, batch: Batch, compiled: bool = False) -> tuple[torch.Tensor, Targets]:
-    """The features (n, D) after each scored step of a batch, and its targets, on the model's device."""
+def features(
+    model: EventModel, batch: Batch, compiled: bool = False, state: Any = None
+) -> tuple[torch.Tensor, Targets, Any]:
+    """The features (n, D) after each scored step of a batch, its targets, and the state after the batch where one
+    is given."""
     like = model.time_scale
     inputs = {name: moved(part, like) for name, part in batch.inputs.items()}
+    if state is not None and "past" in inputs:  # what is known does not depend on the state that layers start from
+        past = inputs.pop("past")
+        state = state._replace(past=Past(*(part.to(own) for part, own in zip(past, state.past, strict=True))))
     run = torch.compile(_features, dynamic=False) if compiled else _features
     targets = Targets(*(part.to(like.device) for part in batch.targets))
-    return run(model, inputs).flatten(0, 1)[targets.place], targets
+    h, after = run(model, state, inputs)
+    return h.flatten(0, 1)[targets.place], targets, after
 
 
-def _features(model: EventModel, inputs: dict[str, Any]) -> torch.Tensor:
-    return model(inputs["codes"], **{name: part for name, part in inputs.items() if name != "codes"})[0]
+def _features(model: EventModel, state: Any, inputs: dict[str, Any]) -> tuple[torch.Tensor, Any]:
+    return model(inputs["codes"], state, **{name: part for name, part in inputs.items() if name != "codes"})
 
 
 def moved(value: Any, like: torch.Tensor) -> Any:
@@ -132,16 +140,19 @@ class EventsTask(Task):
     def __init__(self, config: EventsRunConfig, prepared: Prepared) -> None:
         self.config, self.prepared, self.encoding = config, prepared, prepared.encoding
         self.notes: Sequence[str] = prepared.lines
+        self.carries = config.training.carry > 0
         self.nominal = max(1, prepared.train.size * prepared.train.rows)
 
     @property
     def epoch_rows(self) -> int:
-        return self.prepared.train.batches * self.config.data.batch_size
+        return epoch_batches(self.prepared.train, self.config.training) * self.config.data.batch_size
 
     def new_model(self, saved: bool = False) -> EventModel:
         """With the table's sizes and scales; its options become the configuration's."""
         model = build(self.config.model, self.prepared.encoding, self.prepared.scales)
         self.config.model = to_dict(model.config)
+        if self.carries:
+            model.require_constant_state("training.carry")
         if self.config.training.precision == "64-true":
             model.double()
         with torch.no_grad():  # what does not fit together is found before anything is made
@@ -153,13 +164,12 @@ class EventsTask(Task):
         if split == "valid":
             yield from self.prepared.valid.scoring()
             return
-        while True:
-            yield self.prepared.train.training(step, shard)
-            step += 1
+        yield from table_batches(self.prepared.train, self.config.training, step, shard)
 
     def loss(self, model: EventModel, batch: Batch, state: Any = None, logged: bool = False) -> Loss:
-        found = call(model, batch, compiled=self.config.training.compile)
-        return Loss(-(found.time.sum() + found.kind.sum()), batch.weight)
+        h, targets, state = features(model, batch, self.config.training.compile, state)
+        found = model.log_likelihood(h, targets)
+        return Loss(-(found.time.sum() + found.kind.sum()), batch.weight, state=state)
 
     def score(self, model: EventModel, device: torch.device, stride: int = 1, shard: Shard = WHOLE) -> dict[str, float]:
         """Every process scores all windows, which are few."""

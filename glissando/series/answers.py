@@ -26,17 +26,25 @@ _AT_ONCE = 16384
 
 def call(model: SeriesModel, batch: Batch, compiled: bool = False) -> Tensor:
     """The model's answers for a batch, on its device; of classes, those of whole series where these have the labels."""
+    return advance(model, batch, compiled)[0]
+
+
+def advance(model: SeriesModel, batch: Batch, compiled: bool = False, state: Any = None) -> tuple[Tensor, Any]:
+    """As `call`, and the state after the batch where one is given."""
     like = model.output_scale
     inputs = {name: _moved(value, like) for name, value in batch.inputs.items()}
+    if state is not None:  # what is known of a series does not depend on the state that its layers start from
+        past = inputs.pop("past")
+        state = state._replace(past=Past(*(part.to(own) for part, own in zip(past, state.past, strict=True))))
     run = torch.compile(_run, dynamic=False) if compiled else _run
-    y = run(model, batch.x.to(like), inputs)
+    y, after = run(model, batch.x.to(like), state, inputs)
     if batch.labels is not None and batch.labels.ndim == 1:
-        return model.pooled(y, batch.mask.to(y.device))
-    return y
+        return model.pooled(y, batch.mask.to(y.device)), after
+    return y, after
 
 
-def _run(model: SeriesModel, x: Tensor, inputs: dict[str, Any]) -> Tensor:
-    return model(x, **inputs)[0]
+def _run(model: SeriesModel, x: Tensor, state: Any, inputs: dict[str, Any]) -> tuple[Tensor, Any]:
+    return model(x, state, **inputs)
 
 
 def _moved(value: Any, like: Tensor) -> Any:

@@ -226,6 +226,7 @@ class Batch:
     target  (B, L, J, O) of a forecast and (B, L, O) of a regression, NaN where nothing is scored
     units   of a forecast: the centre and the deviation (B, L, 1, O) in which it is trained
     labels  (B, L), or (B,) of series; -1: not scored
+    fresh   (B,) bool, in lanes: rows that do not go on where the row before ended
     """
 
     x: Tensor
@@ -235,6 +236,11 @@ class Batch:
     target: Tensor | None = None
     labels: Tensor | None = None
     units: tuple[Tensor, Tensor] | None = None
+    fresh: Tensor | None = None
+
+    @property
+    def rows(self) -> int:
+        return len(self.index)
 
 
 class Asked(NamedTuple):
@@ -286,7 +292,11 @@ class Windows(BatchedWindows[Batch]):
         end = stop if whole else np.minimum(begin + size, stop)
         return cls(begin, end, size, rows, seed, steps, np.repeat(ends, numbers), targets)
 
-    def batch(self, chosen: Ints, epoch: int | None = None) -> Batch:
+    def _follows(self) -> NDArray[np.bool_]:
+        series = self.steps.series.numpy()[self.begin]
+        return np.r_[False, (self.begin[1:] == self.end[:-1]) & (series[1:] == series[:-1])]
+
+    def batch(self, chosen: Ints, epoch: int | None = None, goes_on: bool | None = None) -> Batch:
         """These windows; epoch: with a second question a step, that of its number."""
         steps, begin, end = self.steps, self.begin[chosen], self.end[chosen]
         place = np.arange(int((end - begin).max()))
@@ -295,9 +305,10 @@ class Windows(BatchedWindows[Batch]):
         at = torch.from_numpy(index)
         inputs: dict[str, Any] = {**steps.inputs(at), "past": steps.before(at[:, 0])}
         values, inputs["mask"] = inputs.pop("x"), None if bool(mask.all()) else mask
+        fresh = None if goes_on is None else torch.full((len(chosen),), not goes_on)
         if self.targets is None:
             target = None if steps.target is None else torch.where(mask.unsqueeze(-1), steps.target[at], torch.nan)
-            return Batch(values, inputs, at, mask, target, self._labels(at, mask))
+            return Batch(values, inputs, at, mask, target, self._labels(at, mask), None, fresh)
         asked = self._questions(index, self.limit[chosen], epoch)
         real = mask.unsqueeze(-1) & (asked >= 0)
         about = asked.clamp_min(0)
@@ -307,7 +318,7 @@ class Windows(BatchedWindows[Batch]):
             inputs["ahead"] = steps.future[about]
         target = torch.where(real.unsqueeze(-1), steps.values[about][..., self.targets], torch.nan)
         centre, scale = (part[at][..., self.targets].unsqueeze(2) for part in (steps.centre, steps.scale))
-        return Batch(values, inputs, at, mask, target, units=(centre, scale))
+        return Batch(values, inputs, at, mask, target, None, (centre, scale), fresh)
 
     def asked(self) -> Asked:
         """All that is asked of a forecast in the first epoch, but for what has no answer."""

@@ -16,7 +16,7 @@ from glissando.config import options, recorded, to_dict
 from glissando.data.base import WHOLE, Shard, Split
 from glissando.errors import ConfigError, DivergenceError
 from glissando.runs import Run
-from glissando.series.answers import Scored, answers, call, measured, scored, standard
+from glissando.series.answers import Scored, advance, answers, call, measured, scored, standard
 from glissando.series.batches import Batch, Scales, Steps, Windows, require_near, scales
 from glissando.series.history import Past, own
 from glissando.series.inspection import FAR, robust
@@ -27,7 +27,7 @@ from glissando.series.panel import Encoding, Panel, parts
 from glissando.series.reading import read_panel
 from glissando.series.shrinkage import shares, shrunk
 from glissando.training.config import TrainingConfig
-from glissando.training.table import TableRunConfig
+from glissando.training.table import TableRunConfig, epoch_batches, table_batches
 from glissando.training.task import Loss, Task
 
 
@@ -110,6 +110,7 @@ class SeriesTask(Task):
     def __init__(self, config: SeriesRunConfig, prepared: Prepared) -> None:
         self.config, self.prepared, self.encoding = config, prepared, prepared.encoding
         self.notes: Sequence[str] = prepared.lines
+        self.carries = config.training.carry > 0
         self.scores_start = self.encoding.task == "forecast"  # the anchor, to which the network may add nothing
         train = prepared.train
         outputs = len(self.encoding.target) * (2 if train.targets is not None else 1)
@@ -119,12 +120,14 @@ class SeriesTask(Task):
 
     @property
     def epoch_rows(self) -> int:
-        return self.prepared.train.batches * self.config.data.batch_size
+        return epoch_batches(self.prepared.train, self.config.training) * self.config.data.batch_size
 
     def new_model(self, saved: bool = False) -> SeriesModel:
         """With the table's sizes and scales, and the anchor solved for; its options become the configuration's."""
         model = build(self.config.model, self.prepared)
         self.config.model = to_dict(model.config)
+        if self.carries:
+            model.require_constant_state("training.carry")
         if self.config.training.precision == "64-true":
             model.double()
         if model.config.forecast and not saved:
@@ -138,19 +141,17 @@ class SeriesTask(Task):
         if split == "valid":
             yield from self.prepared.valid.scoring()
             return
-        while True:
-            yield self.prepared.train.training(step, shard)
-            step += 1
+        yield from table_batches(self.prepared.train, self.config.training, step, shard)
 
     def loss(self, model: SeriesModel, batch: Batch, state: Any = None, logged: bool = False) -> Loss:
-        y = call(model, batch, compiled=self.config.training.compile)
+        y, state = advance(model, batch, self.config.training.compile, state)
         if batch.labels is not None:
             labels = batch.labels.to(y.device)
             known = labels >= 0
-            return Loss(F.cross_entropy(y[known], labels[known], reduction="sum"), int(known.sum()))
+            return Loss(F.cross_entropy(y[known], labels[known], reduction="sum"), int(known.sum()), state=state)
         assert batch.target is not None
         total, count = model.distribution.loss(*standard(model, y, batch))
-        return Loss(total, int(count))
+        return Loss(total, int(count), state=state)
 
     def score(
         self, model: SeriesModel, device: torch.device, stride: int = 1, shard: Shard = WHOLE

@@ -27,7 +27,7 @@ class Lanes:
 
     def begin(self, model: Any, rows: int, fresh: Tensor | None) -> State:
         """The state before so many rows, empty where `fresh` (rows,) is True."""
-        if self.state is None:
+        if self.state is None or (fresh is not None and bool(fresh.all())):
             return model.init_state(rows)
         if fresh is None:
             return self.state
@@ -65,6 +65,9 @@ def restored(saved: Sequence[Sequence[Tensor]], model: Any, shards: Sequence[Sha
     return [Lanes(select_rows(whole, rows)) for rows in chosen]
 
 
-def begin_anew(share: float, seed: int, step: int, lanes: Sequence[int]) -> Tensor:
-    """(B,) bool: the share `share` of rows, drawn for each (seed, step, lane)."""
-    return torch.from_numpy(random_words(seed, step, np.asarray(lanes)) / 2.0**64 < share)
+def fresh_rows(batch: Any, training: Any, step: int, shard: Shard) -> Tensor:
+    """(B,) bool: the batch's own fresh rows, and of the others the share that training.carry leaves, drawn for each
+    (training.seed, step, lane)."""
+    lanes = shard.rank + shard.world * np.arange(batch.rows)
+    anew = torch.from_numpy(random_words(training.seed, step, lanes) / 2.0**64 >= training.carry)
+    return anew if batch.fresh is None else batch.fresh | anew

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from glissando.backbone import for_saved_weights
 from glissando.checkpoints import BEST, CHECKPOINTS
-from glissando.data.base import IGNORED, WHOLE, Batch, Corpus, Shard, Split, shard_rows
+from glissando.data.base import IGNORED, WHOLE, Batch, Corpus, Shard, Split
 from glissando.data.corpora import CORPORA, DataOptions, build_corpus
 from glissando.errors import ConfigError
 from glissando.evaluation.scoring import accepted_control, divergence, merged, score_part, to_device, token_losses
@@ -28,7 +28,7 @@ from glissando.runs import METRICS, Run
 from glissando.sharding import is_sharded, whole_weights
 from glissando.training.calibration import Calibration
 from glissando.training.config import RunConfig, fitted_vocabulary
-from glissando.training.lanes import begin_anew
+from glissando.training.lanes import fresh_rows
 from glissando.training.observation import Observation
 from glissando.training.start import keep_base, start_tokenizer
 from glissando.training.task import Loss, Sums, Task
@@ -93,18 +93,15 @@ class LanguageTask(Task):
         return self.corpus.batches(split, start=step, shard=shard)
 
     def steps(self, step: int, shards: Sequence[Shard]) -> Iterator[list[Batch]]:
-        steps = self.corpus.steps(step, shards, self.carries)
-        return map(self._sent_off, itertools.count(step), steps, itertools.repeat(shards)) if self.carries else steps
-
-    def _sent_off(self, step: int, batches: list[Batch], shards: Sequence[Shard]) -> list[Batch]:
-        """The batches of a step, of which the share that training.carry leaves starts from an empty state, too."""
-        share, seed = 1 - self.config.training.carry, self.config.training.seed
-        size = self.config.data.batch_size
-        drawn = [begin_anew(share, seed, step, shard_rows(size, shard)) for shard in shards]
-        return [
-            batch._replace(fresh=anew if batch.fresh is None else batch.fresh | anew)
-            for batch, anew in zip(batches, drawn, strict=True)
-        ]
+        for number, batches in enumerate(self.corpus.steps(step, shards, self.carries), step):
+            yield (
+                batches
+                if not self.carries
+                else [
+                    batch._replace(fresh=fresh_rows(batch, self.config.training, number, shard))
+                    for batch, shard in zip(batches, shards, strict=True)
+                ]
+            )
 
     # ---------------------------------------------------------------------- the loss
 

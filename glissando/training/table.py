@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from itertools import count
 from typing import Any, ClassVar, Self
 
 from glissando.config import from_dict, to_dict
+from glissando.data.base import Shard
+from glissando.data.windows import BatchedWindows
 from glissando.errors import ConfigError
 from glissando.training.config import TrainingConfig, require_parts
+from glissando.training.lanes import fresh_rows
 
 #: the epochs of a run without a budget
 _EPOCHS = 30.0
@@ -51,3 +55,19 @@ class TableRunConfig:
     def as_dict(self) -> dict[str, Any]:
         """Plain nested values."""
         return {"kind": self.kind, **to_dict(self)}
+
+
+def epoch_batches(train: BatchedWindows[Any], training: TrainingConfig) -> int:
+    """Batches in which every window comes once."""
+    return train.lane_batches if training.carry else train.batches
+
+
+def table_batches(train: BatchedWindows[Any], training: TrainingConfig, step: int, shard: Shard) -> Iterator[Any]:
+    """Training batches without end from number `step`; with training.carry in lanes."""
+    for number in count(step):
+        if training.carry:
+            batch = train.lanes(number, shard)
+            batch.fresh = fresh_rows(batch, training, number, shard)
+            yield batch
+        else:
+            yield train.training(number, shard)
