@@ -374,14 +374,14 @@ def test_training_starts_from_the_anchor_and_keeps_a_share_of_the_network(head, 
     fit_anchor(model, prepared.train)
     model.eval()
     start = answers(model, prepared.valid)[0]
-    centre = model.distribution.centre(start.params.unsqueeze(1)).squeeze(1).numpy()
+    centre = model.distribution.mean(start.params.unsqueeze(1)).squeeze(1).numpy()
     np.testing.assert_allclose(centre, start.baselines["anchor"], atol=1e-6)
     assert (shares(start, model.distribution, 2) == 0).all()
 
     with torch.no_grad():
         torch.nn.init.normal_(model.head.out.weight, std=0.3, generator=torch.Generator().manual_seed(0))
     whole = answers(model, prepared.valid)[0]
-    network = model.distribution.centre(whole.params.unsqueeze(1)).squeeze(1).numpy() - whole.baselines["anchor"]
+    network = model.distribution.mean(whole.params.unsqueeze(1)).squeeze(1).numpy() - whole.baselines["anchor"]
     right = whole._replace(target=whole.baselines["anchor"] + network)  # the network knows what is left
     np.testing.assert_allclose(shares(right, model.distribution, 2), 1, atol=1e-9)
     wrong = whole._replace(target=whole.baselines["anchor"] - network)
@@ -391,7 +391,7 @@ def test_training_starts_from_the_anchor_and_keeps_a_share_of_the_network(head, 
     kept = answers(model, prepared.valid)[0]
     np.testing.assert_allclose(kept.params, shrunk(whole, model.distribution, share).params, atol=1e-5)
     np.testing.assert_allclose(
-        model.distribution.centre(kept.params.unsqueeze(1)).squeeze(1).numpy(),
+        model.distribution.mean(kept.params.unsqueeze(1)).squeeze(1).numpy(),
         whole.baselines["anchor"] + share[whole.channel] * network, atol=1e-5,
     )  # fmt: skip
 
@@ -443,7 +443,7 @@ def test_scores_are_those_of_predictions_by_hand(table, tmp_path):
     times = torch.tensor([float(line[1]) for line in lines[:16]], dtype=torch.float64)
     dt = torch.cat([torch.zeros(1), times.diff()])[None].float()
     with torch.no_grad():
-        y = model(x, dt=dt)[0][0, :, 0]
+        y = model.distribution.mean(model(x, dt=dt)[0])[0, :, 0]
     assert y.tolist() == pytest.approx([float(row["predicted"]) for row in written[:16]], rel=1e-4)
     with pytest.raises(GlissandoError, match="exists; nothing is overwritten"):
         evaluate(run.path, str(table), str(tmp_path / "out.csv"))

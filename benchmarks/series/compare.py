@@ -218,7 +218,7 @@ def trained(task: str, model: str, rate: float, seed: int, settings: argparse.Na
     if (task, model) not in _CHOSEN:
         _CHOSEN[task, model] = model_of(
             model, settings.parameters, prepare(SeriesRunConfig.read({**base, "model": {}}).data, None),
-            TASKS[task]["options"].get("model", {}),
+            {"head": "point", **TASKS[task]["options"].get("model", {})},
         )  # fmt: skip
     config = SeriesRunConfig.read({**base, "model": _CHOSEN[task, model]})
     run = settings.out / f"{task}-{model}-{rate}-{seed}"

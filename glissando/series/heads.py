@@ -58,22 +58,18 @@ class Head(ABC):
         """The loss summed over the targets (..., O) that are scored, and their number.
 
         Scored are those that `mask`, (..., O) or (..., 1), admits and that are not NaN. The loss is the squared error,
-        the mean pinball loss over levels times two, or the negative log-likelihood in nats.
+        the pinball loss, as that of `Quantiles.crps`, or the negative log-likelihood in nats.
         """
         scored = ~target.isnan()
         if mask is not None:
             scored = scored & mask
         # NaN in an excluded target would pass through `where` into gradients, as 0 * NaN: it is replaced before
-        losses = self.each_loss(params, target.where(scored, self.centre(params).detach()))
+        losses = self.each_loss(params, target.where(scored, self.mean(params).detach()))
         return losses.where(scored, torch.zeros_like(losses)).sum(), scored.sum()
 
     @abstractmethod
     def each_loss(self, params: Tensor, target: Tensor) -> Tensor:
         """The loss (..., O) of each target, none of which is NaN."""
-
-    @abstractmethod
-    def centre(self, params: Tensor) -> Tensor:
-        """The median (..., O), or the middle of the levels."""
 
     def mean(self, params: Tensor) -> Tensor:
         """The mean (..., O)."""
@@ -106,19 +102,16 @@ class Point(Head):
     def each_loss(self, params: Tensor, target: Tensor) -> Tensor:
         return (params[..., 0] - target).square()
 
-    def centre(self, params: Tensor) -> Tensor:
-        return params[..., 0]
-
     def quantile(self, params: Tensor, levels: Sequence[float]) -> Tensor:
         raise ConfigError(
             f"quantiles {', '.join(map(str, levels))} were requested of a model with the head `point`, which predicts "
-            "no spread: train with the head student, gaussian or quantiles"
+            "no spread: train with --model.head quantiles, student or gaussian"
         )
 
     def sample(self, params: Tensor, n: int, generator: torch.Generator | None = None) -> Tensor:
         raise ConfigError(
-            f"{n} samples were requested of a model with the head `point`, which predicts no spread: train with the "
-            "head student, gaussian or quantiles"
+            f"{n} samples were requested of a model with the head `point`, which predicts no spread: train with "
+            "--model.head quantiles, student or gaussian"
         )
 
     def crps(self, params: Tensor, target: Tensor) -> Tensor:
@@ -144,6 +137,8 @@ class Quantiles(Head):
         self.levels, self.width = tuple(levels), len(levels)
         self._middle = min(range(self.width), key=lambda i: abs(self.levels[i] - 0.5))
         self._normal = torch.special.ndtri(checked)
+        middles = (checked[1:] + checked[:-1]) / 2
+        self._weights = torch.cat([middles, checked.new_ones(1)]).diff(prepend=checked.new_zeros(1))
 
     def _constrained(self, raw: Tensor) -> Tensor:
         normal, middle = self._normal.to(raw), self._middle
@@ -158,9 +153,6 @@ class Quantiles(Head):
 
     def each_loss(self, params: Tensor, target: Tensor) -> Tensor:
         return self.crps(params, target)
-
-    def centre(self, params: Tensor) -> Tensor:
-        return params[..., self._middle]
 
     def mean(self, params: Tensor) -> Tensor:
         """The integral of the quantile function over (0, 1)."""
@@ -180,10 +172,11 @@ class Quantiles(Head):
         return self._at(params, p.clamp(tiny, 1 - tiny)).movedim(-1, 0)
 
     def crps(self, params: Tensor, target: Tensor) -> Tensor:
-        """Twice the mean pinball loss over the levels, which approximates the CRPS."""
+        """Twice the pinball loss at the levels, each with the part of (0, 1) that is nearest to it: about 1 % above
+        the CRPS for the usual levels, where a plain mean would be 4 % below."""
         p = torch.tensor(self.levels, dtype=params.dtype, device=params.device)
         error = target.unsqueeze(-1) - params
-        return 2 * torch.maximum(p * error, (p - 1) * error).mean(-1)
+        return 2 * (torch.maximum(p * error, (p - 1) * error) * self._weights.to(params)).sum(-1)
 
     def _tails(self, params: Tensor) -> tuple[Tensor, Tensor]:
         """The scales of the exponential tails, (...): zero for a single level."""
@@ -225,9 +218,6 @@ class Gaussian(Head):
         mean, scale = params.unbind(-1)
         return ((target - mean) / scale).square() / 2 + scale.log() + math.log(2 * math.pi) / 2
 
-    def centre(self, params: Tensor) -> Tensor:
-        return params[..., 0]
-
     def quantile(self, params: Tensor, levels: Sequence[float]) -> Tensor:
         return params[..., :1] + params[..., 1:] * torch.special.ndtri(_levels(levels)).to(params)
 
@@ -259,9 +249,6 @@ class Student(Head):
         mean, scale, df = params.unbind(-1)
         z = (target - mean) / scale
         return (df + 1) / 2 * torch.log1p(z.square() / df) + scale.log() - _log_peak(df)
-
-    def centre(self, params: Tensor) -> Tensor:
-        return params[..., 0]
 
     def quantile(self, params: Tensor, levels: Sequence[float]) -> Tensor:
         p = _levels(levels).to(params.device)

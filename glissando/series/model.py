@@ -44,7 +44,7 @@ class SeriesConfig(BackboneConfig):
     inputs             K, number of channels of a step
     outputs            O, number of outputs, or of classes
     head               what is predicted of an output: its value (`point`), or the parameters of a distribution, see
-                       glissando.series.heads: quantiles, gaussian or student
+                       glissando.series.heads: quantiles, gaussian or student; of the numbers of a table, quantiles
     levels             of the head `quantiles`
     targets            of a forecast: the channel of each output; by default the first O
     forecast           whether the model is asked for a later time, a horizon; else its answers are of the step itself
@@ -332,7 +332,7 @@ class SeriesModel(TableModel):
         """What the head says of an output about its anchor, both in `scale` about `centre`, in units of the data."""
         params = self.distribution.parameters(raw)
         if self.config.forecast and not self.training:
-            anchor = anchor - (1 - self.share) * self.distribution.centre(params)
+            anchor = anchor - (1 - self.share) * self.distribution.mean(params)
         shift = self.output_mean + self.output_scale * (centre + scale * anchor)
         y = self.distribution.affine(params, shift, self.output_scale * scale)
         return y.squeeze(-1) if self.config.head == "point" else y

@@ -49,5 +49,5 @@ def shrunk(answers: Answers, head: Head, share: np.ndarray) -> Answers:
 
 def _contribution(answers: Answers, head: Head) -> np.ndarray:
     """(N,) what the network adds to the anchor's forecasts."""
-    centre: np.ndarray = head.centre(answers.params.double().unsqueeze(1)).squeeze(1).numpy()
-    return centre - answers.baselines[ANCHOR]
+    mean: np.ndarray = head.mean(answers.params.double().unsqueeze(1)).squeeze(1).numpy()
+    return mean - answers.baselines[ANCHOR]

@@ -230,6 +230,8 @@ def _listed(names: Sequence[str], most: int = 8) -> str:
 def build(options: Mapping[str, Any], prepared: Prepared) -> SeriesModel:
     """A new model of the table's sizes and scales."""
     found = prepared.encoding
+    if not found.classes:
+        options = {"head": "quantiles", **options}
     sizes: dict[str, Any] = {
         "inputs": len(found.columns), "outputs": len(found.classes) or len(found.target),
         "targets": prepared.train.targets or [], "forecast": prepared.train.targets is not None,
