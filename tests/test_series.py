@@ -45,8 +45,6 @@ CASES: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 FORECASTS = ["forecast", "own", "rich"]
 cases = pytest.mark.parametrize("case", CASES)
-#: a series begins with dt = 0
-pytestmark = pytest.mark.filterwarnings("ignore:dt is 0 at some steps")
 law = settings(max_examples=6, deadline=None)
 
 

@@ -306,6 +306,9 @@ class SeriesModel(TableModel):
 
     # ------------------------------------------------------------------ parts
 
+    def _warn_of_no_time(self, dt: Tensor, mask: Tensor | None) -> None:
+        """None: every series begins with dt = 0, and what a step observes is known to those that follow."""
+
     def _ahead(self, ahead: Tensor | None) -> Tensor | None:
         return None if ahead is None else (ahead - self.future_mean) / self.future_scale
 
