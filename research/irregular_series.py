@@ -165,7 +165,7 @@ class Asked(nn.Module):
         known = history(train.x, observed, since(train.dt) / model.time_scale)
         row = [part.flatten(0, 1).unsqueeze(0) for part in (*known, train.dt / model.time_scale, train.target)]
         none = torch.zeros(count, 0)
-        model.fit_anchor(Past(*row[:4]), row[4], row[5], none, none.long(), None)
+        model.fit_anchor(Past(*row[:5]), row[5], row[6], none, none.long(), None)
 
     def forward(self, x: Tensor, dt: Tensor) -> Tensor:
         return self.model(x, dt=since(dt), horizon=dt.unsqueeze(-1))[0][:, :, 0]

@@ -322,23 +322,11 @@ class Windows(BatchedWindows[Batch]):
 
     def asked(self) -> Asked:
         """All that is asked of a forecast in the first epoch, but for what has no answer."""
-        found: list[Asked] = []
-        for chosen in np.array_split(np.arange(len(self)), max(1, len(self) // 1024)):
-            batch = self.batch(chosen, 0)
-            assert batch.target is not None
-            use = batch.mask.unsqueeze(-1) & ~batch.target.isnan().all(-1)
-            ahead = batch.inputs.get("ahead")
-            found.append(
-                Asked(
-                    batch.index.unsqueeze(-1).expand_as(use)[use],
-                    batch.inputs["horizon"][use],
-                    batch.target[use],
-                    None if ahead is None else ahead[use],
-                )
-            )
-        at, horizon, target, ahead = (list(part) for part in zip(*found, strict=True))
-        joined = [None if part[0] is None else torch.cat(part) for part in (at, horizon, target, ahead)]
-        return Asked._make(joined)
+        batch = self.batch(np.arange(len(self)), 0)
+        assert batch.target is not None
+        use = batch.mask.unsqueeze(-1) & ~batch.target.isnan().all(-1)
+        at, ahead = batch.index.unsqueeze(-1).expand_as(use), batch.inputs.get("ahead")
+        return Asked(at[use], batch.inputs["horizon"][use], batch.target[use], None if ahead is None else ahead[use])
 
     def _questions(self, index: Ints, limit: Ints, later: int | None) -> Tensor:
         """(B, L, J): the step that each question is about; -1 where there is none."""

@@ -19,8 +19,6 @@ from glissando.series.forecast import SeriesRun, answer_table, require_absent, w
 from glissando.series.gaussian import DEVIATION
 from glissando.series.gaussian import TRUTH as MARK
 from glissando.series.measuring import Rolling, answered, measure
-from glissando.series.model import SeriesModel
-from glissando.series.options import SeriesData
 from glissando.series.panel import Encoding, Panel
 from glissando.series.scores import TRUTH, Answers
 from glissando.series.task import prepare, windows_of
@@ -83,10 +81,7 @@ def evaluate(
             "those trained on. Train again with a lower training.optimizer.learning_rate"
         )
     if out is not None:
-        table = class_table(model, held, panel, data, encoding) if found is None else number_table(
-            model, found, panel, data, encoding, rolling is not None
-        )  # fmt: skip
-        write_table(table, out, digits=None)
+        write_table(_table(run, held, panel, found, rolling is not None), out, digits=None)
     return result
 
 
@@ -107,32 +102,23 @@ def with_truth(
     return answers._replace(baselines={**answers.baselines, TRUTH: mean}, spread=spread), rows
 
 
-def class_table(model: SeriesModel, held: Windows, panel: Panel, data: SeriesData, encoding: Encoding) -> Any:
-    """A frame with a row for each label: the user's names of series and time, the target, its value and the
-    prediction."""
-    scores, labels, series, rows = (part.numpy() for part in logits(model, held))
-    names = np.array(encoding.classes, object)
-    return _table(
-        panel, data, series, rows, encoding.label == "step", target=encoding.target[0], value=names[labels],
-        predicted=names[scores.argmax(-1)],
-    )  # fmt: skip
-
-
-def number_table(
-    model: SeriesModel, found: tuple[Answers, Ints], panel: Panel, data: SeriesData, encoding: Encoding, rolling: bool
-) -> Any:
-    """A frame with a row for each answer; from rolling origins, with the time of the origin."""
-    made, rows = found
+def _table(run: SeriesRun, held: Windows, panel: Panel, found: tuple[Answers, Ints] | None, rolling: bool) -> Any:
+    """A frame with a row for each answer, or each label of a class: the user's names of series and time, the target,
+    its value and the prediction; from rolling origins, with the time of the origin."""
+    model, data, encoding, timed = run.model, run.data, run.encoding, True
     parts: dict[str, Any] = {}
-    if rolling:
-        parts["origin"] = panel.clock.written(made.series.tolist(), (panel.times[rows] - made.horizon).tolist())
-    return _table(
-        panel, data, made.series, rows, True, **parts, target=np.array(encoding.target, object)[made.channel],
-        value=made.target, predicted=model.distribution.mean(made.params).double().numpy(),
-    )  # fmt: skip
-
-
-def _table(panel: Panel, data: SeriesData, series: Ints, rows: Ints, timed: bool, **parts: Any) -> Any:
+    if found is None:
+        scores, labels, series, rows = (part.numpy() for part in logits(model, held))
+        names, timed = np.array(encoding.classes, object), encoding.label == "step"
+        parts |= {"target": encoding.target[0], "value": names[labels], "predicted": names[scores.argmax(-1)]}
+    else:
+        made, rows = found
+        series = made.series
+        if rolling:
+            parts["origin"] = panel.clock.written(series.tolist(), (panel.times[rows] - made.horizon).tolist())
+        predicted = model.distribution.mean(made.params).double().numpy()
+        parts |= {"target": np.array(encoding.target, object)[made.channel], "value": made.target}
+        parts["predicted"] = predicted
     times = panel.clock.written(series.tolist(), panel.times[rows].tolist()) if timed else None
     table = answer_table(
         [

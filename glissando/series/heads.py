@@ -50,9 +50,10 @@ class Head(ABC):
     @abstractmethod
     def _constrained(self, raw: Tensor) -> Tensor: ...
 
-    @abstractmethod
     def affine(self, params: Tensor, shift: Tensor | float, scale: Tensor | float) -> Tensor:
         """The parameters of shift + scale * y, where y has `params` (..., O, P); shift and scale > 0 are (..., O)."""
+        shift, scale = (x.unsqueeze(-1) if isinstance(x, Tensor) else x for x in (shift, scale))
+        return torch.cat([shift + scale * params[..., :1], scale * params[..., 1:2], params[..., 2:]], -1)
 
     def loss(self, params: Tensor, target: Tensor, mask: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """The loss summed over the targets (..., O) that are scored, and their number.
@@ -75,13 +76,19 @@ class Head(ABC):
         """The mean (..., O)."""
         return params[..., 0]
 
-    @abstractmethod
     def quantile(self, params: Tensor, levels: Sequence[float]) -> Tensor:
         """The quantiles (..., O, L). Raises ConfigError for levels outside of (0, 1), or where there is no spread."""
+        raise self._without_spread(f"quantiles {', '.join(map(str, levels))}")
 
-    @abstractmethod
     def sample(self, params: Tensor, n: int, generator: torch.Generator | None = None) -> Tensor:
         """n independent draws (n, ..., O). Raises ConfigError for a head without a spread."""
+        raise self._without_spread(f"{n} samples")
+
+    def _without_spread(self, what: str) -> ConfigError:
+        return ConfigError(
+            f"{what} were requested of a model with the head `{self.name}`, which predicts no spread: train with "
+            "--model.head quantiles, student or gaussian"
+        )
 
     @abstractmethod
     def crps(self, params: Tensor, target: Tensor) -> Tensor:
@@ -96,23 +103,8 @@ class Point(Head):
     def _constrained(self, raw: Tensor) -> Tensor:
         return raw
 
-    def affine(self, params: Tensor, shift: Tensor | float, scale: Tensor | float) -> Tensor:
-        return (shift + scale * params[..., 0]).unsqueeze(-1)
-
     def each_loss(self, params: Tensor, target: Tensor) -> Tensor:
         return (params[..., 0] - target).square()
-
-    def quantile(self, params: Tensor, levels: Sequence[float]) -> Tensor:
-        raise ConfigError(
-            f"quantiles {', '.join(map(str, levels))} were requested of a model with the head `point`, which predicts "
-            "no spread: train with --model.head quantiles, student or gaussian"
-        )
-
-    def sample(self, params: Tensor, n: int, generator: torch.Generator | None = None) -> Tensor:
-        raise ConfigError(
-            f"{n} samples were requested of a model with the head `point`, which predicts no spread: train with "
-            "--model.head quantiles, student or gaussian"
-        )
 
     def crps(self, params: Tensor, target: Tensor) -> Tensor:
         return (params[..., 0] - target).abs()
@@ -211,9 +203,6 @@ class Gaussian(Head):
     def _constrained(self, raw: Tensor) -> Tensor:
         return torch.stack([raw[..., 0], _positive(raw[..., 1], 1.0)], -1)
 
-    def affine(self, params: Tensor, shift: Tensor | float, scale: Tensor | float) -> Tensor:
-        return torch.stack([shift + scale * params[..., 0], scale * params[..., 1]], -1)
-
     def each_loss(self, params: Tensor, target: Tensor) -> Tensor:
         mean, scale = params.unbind(-1)
         return ((target - mean) / scale).square() / 2 + scale.log() + math.log(2 * math.pi) / 2
@@ -241,9 +230,6 @@ class Student(Head):
     def _constrained(self, raw: Tensor) -> Tensor:
         df = _LEAST_DF + _positive(raw[..., 2], _FIRST_DF - _LEAST_DF)
         return torch.stack([raw[..., 0], _positive(raw[..., 1], 1.0), df], -1)
-
-    def affine(self, params: Tensor, shift: Tensor | float, scale: Tensor | float) -> Tensor:
-        return torch.stack([shift + scale * params[..., 0], scale * params[..., 1], params[..., 2]], -1)
 
     def each_loss(self, params: Tensor, target: Tensor) -> Tensor:
         mean, scale, df = params.unbind(-1)
@@ -332,14 +318,10 @@ def student_tail(z: Tensor, df: Tensor) -> Tensor:
     near = x > (a + 1) / (a + b + 2)
     first, second = torch.where(near, b, a), torch.where(near, a, b)
     at, other = torch.where(near, rest, x), torch.where(near, x, rest)
-    log_front = first * at.log() + second * other.log() - first.log() - _log_beta_of(first, second)
+    log_front = first * at.log() + second * other.log() - first.log() - _log_beta(first, second)
     part = log_front.exp() * _continued_fraction(first, second, at)
     part = torch.where(at == 0, torch.zeros_like(part), part)
     return torch.where(near, 1 - part, part) / 2
-
-
-def _log_beta_of(a: Tensor, b: Tensor) -> Tensor:
-    return torch.lgamma(a) + torch.lgamma(b) - torch.lgamma(a + b)
 
 
 def _continued_fraction(a: Tensor, b: Tensor, x: Tensor) -> Tensor:

@@ -146,9 +146,7 @@ class Score(NamedTuple):
         )
 
 
-def score_forecasts(
-    answers: Answers, head: Head, channels: Sequence[str], naive: np.ndarray | None = None, seed: int = 0
-) -> Score:
+def score_forecasts(answers: Answers, head: Head, channels: Sequence[str], naive: np.ndarray | None = None) -> Score:
     """RMSE, MAE, MASE and CRPS of each channel, of the model and of each baseline, and the coverage of intervals; where
     the truth is known also nats, the negative log-likelihood of a value by itself.
 
@@ -160,7 +158,6 @@ def score_forecasts(
         head: The model's head, which reads the parameters.
         channels: Names of the channels.
         naive: Mean absolute error (O,) of the last value on the training data, by which MASE divides; None: no MASE.
-        seed: Seed of the bootstrap.
     """
     means = head.mean(answers.params).double().numpy()
     crps = head.crps(answers.params, torch.from_numpy(answers.target).to(answers.params)).double().numpy()
@@ -171,7 +168,7 @@ def score_forecasts(
         chosen = answers.channel == number
         if not chosen.any():
             continue
-        target, bootstrap = answers.target[chosen], _Bootstrap(answers.series[chosen], seed)
+        target, bootstrap = answers.target[chosen], _Bootstrap(answers.series[chosen])
         found = figures[channel] = {}
         for who in ("model", *answers.baselines):
             forecast = (means[chosen], 0.0) if who == "model" else answers.baseline(who, chosen)
@@ -215,8 +212,6 @@ def score_classes(
     name: str,
     classes: Sequence[str],
     shares: np.ndarray,
-    anchor: np.ndarray | None = None,
-    seed: int = 0,
 ) -> Score:
     """Log-loss (nats), accuracy, AUROC and average precision of classes.
 
@@ -230,15 +225,12 @@ def score_classes(
         name: Name of the target.
         classes: Names of the classes, the most frequent of the training data first.
         shares: (C,) shares of the classes in the training data, which are the predictor without a model.
-        anchor: (N, C) logits of the anchor.
-        seed: Seed of the bootstrap.
     """
     chosen = labels >= 0
     labels, series = labels[chosen], series[chosen]
-    bootstrap = _Bootstrap(series, seed)
+    bootstrap = _Bootstrap(series)
     prior = np.broadcast_to(np.log(np.maximum(shares, 1e-12)), (len(labels), len(classes)))
     predicted = {"model": logits[chosen], f"shares (always {classes[0]})": prior}
-    predicted |= {} if anchor is None else {ANCHOR: anchor[chosen]}
     found: dict[str, dict[str, float]] = {}
     for who, values in predicted.items():
         log_p = torch.from_numpy(np.array(values, np.float64)).log_softmax(-1).numpy()
@@ -276,10 +268,10 @@ def _inside(answers: Answers, head: Head, share: float) -> np.ndarray:
 class _Bootstrap:
     """Means over values of resampled series, the same resamples for every mean."""
 
-    def __init__(self, series: np.ndarray, seed: int) -> None:
+    def __init__(self, series: np.ndarray) -> None:
         _, self._index = np.unique(series, return_inverse=True)
         self._count = int(self._index.max()) + 1
-        self._weights = np.random.default_rng(seed).multinomial(
+        self._weights = np.random.default_rng(0).multinomial(
             self._count, np.full(self._count, 1 / self._count), _RESAMPLES
         )
         self._values = self._weights @ np.bincount(self._index)
