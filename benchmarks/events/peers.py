@@ -3,7 +3,8 @@
 In an environment of its own, in which glissando's dependencies are: `pip install --no-deps easy_tpp==0.3.0` and
 `pip install omegaconf antlr4-python3-runtime==4.9.3`. Layers, likelihood and its sums by the trapezoid rule are
 theirs; the logs, the splits, the budget of CPU seconds, the learning rates to choose from and the number of parameters
-are those of `compare`. Training has 20 points between two events, testing 200.
+are those of `compare`. Training has 20 points between two events, testing 200. `--time EVENTS` measures the time of a
+step instead.
 
     nhp, rmtpp, thp, sahp, s2p2   the ends of observation are events of the padding kind: they have no intensity, and
                                   the integral runs up to them
@@ -24,15 +25,20 @@ from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
+import pandas
 import torch
 from torch import Tensor, nn
 
 from benchmarks import tuned
+from benchmarks.events import compare
 from benchmarks.events.compare import TASKS, logs
+from benchmarks.series.compare import GRU, GRUConfig
 from glissando.config import from_dict, merge
 from glissando.events.log import FIRST, EventLog, parts
 from glissando.events.options import EventsData
 from glissando.events.reading import read_events
+from glissando.events.task import build, call, prepare
+from glissando.mixers import register_mixer
 
 #: name -> class and module of easy-tpp, and its own options
 PEERS: dict[str, tuple[str, str, dict[str, Any]]] = {
@@ -220,11 +226,50 @@ def measured(model: nn.Module, rows: Rows, points: int = 20) -> tuple[float, flo
     return -total / sum(count for _, count, _ in parts), total / sum(events for _, _, events in parts)
 
 
+def milliseconds(name: str, events: int, parameters: int, kinds: int = 5, rows: int = 4, rounds: int = 7) -> float:
+    """CPU time an event of a loss and its gradients over rows of so many events, the median of `rounds`; of a peer with
+    20 points between two events, or of one of our mixers."""
+    chance = np.random.default_rng(0)
+    times = np.cumsum(chance.exponential(1.0, (rows, events)), 1)
+    kind = chance.integers(kinds, size=(rows, events))
+    if name in PEERS:
+        model, yes = model_of(name, kinds, parameters), torch.ones(rows, events, dtype=torch.bool)
+        batch = Rows(torch.from_numpy(kind), torch.from_numpy(times).float(), yes, yes, yes)
+
+        def loss() -> Tensor:
+            return -log_likelihood(model, batch, 20)[0]
+    else:
+        who = np.repeat(np.arange(rows).astype(str), events)
+        frame = pandas.DataFrame({"who": who, "t": times.ravel(), "k": kind.ravel().astype(str)})
+        options = {"group": "who", "time": "t", "kind": "k", "window": events, "batch_size": rows}
+        prepared = prepare(from_dict(EventsData, options, "data"), source=frame)
+        chosen = compare.model_of(name, parameters, prepared, {"head": "intensity"})
+        model = build(chosen, prepared.encoding, prepared.scales)
+        whole = prepared.train.batch(np.arange(len(prepared.train)))
+
+        def loss() -> Tensor:
+            found = call(model, whole)
+            return -(found.time.sum() + found.kind.sum())
+
+    taken = []
+    for _ in range(rounds + 1):
+        began = time.process_time()
+        loss().backward()
+        taken.append(1e3 * (time.process_time() - began))
+    return float(np.median(taken[1:])) / (rows if name in PEERS else len(whole.inputs["codes"])) / events
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
     about = "Compare models of easy-tpp on logs."
     parser = tuned.parser_of("benchmarks.events.peers", about, TASKS, PEERS, "1e-3,3e-3,1e-2", 20.0)
+    parser.add_argument("--time", type=int, metavar="EVENTS", help="measure a step over rows of so many events alone")
     settings = parser.parse_args(arguments)
     torch.set_num_threads(1)
+    register_mixer("gru", GRUConfig)(GRU)
+    if settings.time:
+        for name in [*PEERS, *compare.MODELS]:
+            print(f"{name:10} {1e3 * milliseconds(name, settings.time, settings.parameters):8.2f} us an event")
+        return
     settings.out.mkdir(parents=True, exist_ok=True)
     for task in settings.tasks or TASKS:
         models = settings.models.split(",")
