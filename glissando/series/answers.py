@@ -74,18 +74,8 @@ class Scored(NamedTuple):
         return {"loss": self.loss, **self.score.as_dict()}
 
 
-@torch.no_grad()
-def scored(model: SeriesModel, held: Windows, encoding: Encoding, stride: int = 1) -> Scored:
-    """How good the model's answers are about held-out windows, or about one of `stride`."""
-    was = model.training
-    model.eval()
-    try:
-        return (_classes if encoding.classes else _numbers)(model, held, encoding, stride)
-    finally:
-        model.train(was)
-
-
-def _classes(model: SeriesModel, held: Windows, encoding: Encoding, stride: int) -> Scored:
+def classified(model: SeriesModel, held: Windows, encoding: Encoding, stride: int = 1) -> Scored:
+    """How good the classes of a model in evaluation mode are on held-out windows, or on one of `stride`."""
     scores, labels, series, _ = logits(model, held, stride)
     shares = torch.bincount(labels, minlength=len(encoding.classes)).double().numpy() / len(labels)
     loss = F.cross_entropy(scores, labels)
@@ -116,10 +106,6 @@ def logits(model: SeriesModel, held: Windows, stride: int = 1) -> tuple[Tensor, 
 def _require_scored(count: int, why: str) -> None:
     if not count:
         raise DataError(f"there is nothing to score: {why}, in all that is held out or in the file")
-
-
-def _numbers(model: SeriesModel, held: Windows, encoding: Encoding, stride: int) -> Scored:
-    return measured(model, answers(model, held, stride)[0], encoding)
 
 
 def measured(model: SeriesModel, found: Answers, encoding: Encoding, naive: np.ndarray | None = None) -> Scored:

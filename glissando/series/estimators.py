@@ -232,15 +232,6 @@ class Classifier(_Estimator):
         """(n,) the likeliest class of each series, or of each step."""
         return self.classes_[self.predict_proba(X).argmax(-1)]
 
-    def predict_frame(self, frame: Any) -> Any:
-        """The likeliest class and the probabilities beside the names of series and times, as a frame of pandas."""
-        run = self._fitted()
-        found = _typed(predict(run, run.read(frame)), frame, run)
-        names = _names_of(self.classes_).tolist()
-        column = found.columns[-1 - len(names)]
-        found[column] = found[column].map(dict(zip(names, self.classes_.tolist(), strict=True)))
-        return found[[*found.columns[: -len(names)], *(f"p_{name}" for name in names)]]
-
     @property
     def _of_arrays(self) -> bool:
         """Whether it was fitted with arrays."""

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from glissando.series.answers import Scored, answers, measured, scored
+from glissando.series.answers import Scored, answers, classified, measured
 from glissando.series.asking import rolling_answers, with_season
 from glissando.series.batches import Floats, Ints, Steps, Windows
 from glissando.series.model import SeriesModel
@@ -48,7 +48,7 @@ def measure(
         found: What `answered` returns, where it is known.
     """
     if encoding.classes:
-        return scored(model, held, encoding)
+        return classified(model.eval(), held, encoding)
     made, rows = answered(model.eval(), held, panel) if found is None else found
     values = panel.target if held.targets is None else panel.values[:, held.targets]
     naive = None if trained is None or held.targets is None else naive_errors(

@@ -16,7 +16,7 @@ from glissando.config import options, recorded, to_dict
 from glissando.data.base import WHOLE, Shard, Split
 from glissando.errors import ConfigError, DivergenceError
 from glissando.runs import Run
-from glissando.series.answers import Scored, advance, answers, call, measured, scored, standard
+from glissando.series.answers import Scored, advance, answers, call, classified, measured, standard
 from glissando.series.batches import Batch, Scales, Steps, Windows, require_near, scales
 from glissando.series.history import Past, own
 from glissando.series.inspection import FAR, robust
@@ -26,6 +26,7 @@ from glissando.series.options import SeriesData
 from glissando.series.panel import Encoding, Panel, parts
 from glissando.series.reading import read_panel
 from glissando.series.shrinkage import shares, shrunk
+from glissando.series.tables import listed
 from glissando.training.config import TrainingConfig
 from glissando.training.table import TableRunConfig, epoch_batches, table_batches
 from glissando.training.task import Loss, Task
@@ -170,15 +171,18 @@ class SeriesTask(Task):
 
     def _scored(self, model: SeriesModel, stride: int) -> Scored:
         """The score of the model, of a forecast with the share of its network that is fitted here."""
-        held = self.prepared.valid
-        if not model.config.forecast:
-            return scored(model, held, self.encoding, stride)
-        was, whole = model.training, torch.ones_like(model.share)
-        model.eval().share.copy_(whole)
-        found, _ = answers(model, held, stride)
-        model.train(was)
-        if bool(found.params.isfinite().all()):
-            share = shares(found, model.distribution, len(whole))
+        held, was, forecasts = self.prepared.valid, model.training, model.config.forecast
+        model.eval()
+        try:
+            if self.encoding.classes:
+                return classified(model, held, self.encoding, stride)
+            if forecasts:
+                model.share.fill_(1)
+            found, _ = answers(model, held, stride)
+        finally:
+            model.train(was)
+        if forecasts and bool(found.params.isfinite().all()):
+            share = shares(found, model.distribution, len(model.share))
             found = shrunk(found, model.distribution, share)
             model.share.copy_(torch.from_numpy(share))
         return measured(model, found, self.encoding)
@@ -189,7 +193,7 @@ class SeriesTask(Task):
         read += [f"static {name}" for name in (*found.static, *found.static_categorical)]
         read += [f"known in advance {name}" for name in found.future]
         return (
-            f"{found.task} of {_listed(found.target)} from {_listed(read)}; {len(train):,} windows of at most "
+            f"{found.task} of {listed(found.target, 8)} from {listed(read, 8)}; {len(train):,} windows of at most "
             f"{int((train.end - train.begin).max())} steps to train, {len(self.prepared.valid):,} held out"
         )
 
@@ -213,18 +217,14 @@ class SeriesTask(Task):
         if share is not None and not any(share.values()):
             lines.insert(0, "THE NETWORK ADDS NOTHING to the linear anchor, which the model is: train on more data.")
         elif share is not None:
-            listed = _listed([f"{name} {value:.2f}" for name, value in share.items()])
-            lines.append(f"share of what the network adds to the anchor, fitted on what is held out: {listed}")
+            each = listed([f"{name} {value:.2f}" for name, value in share.items()], 8)
+            lines.append(f"share of what the network adds to the anchor, fitted on what is held out: {each}")
         return [
             *lines,
             f"{summary['steps']} steps, {summary['seconds']:.0f} s; the run's own weights are those of the best "
             f"validation, step {best['step']}",
             f"run: {name}   (try: glissando series evaluate {name})",
         ]
-
-
-def _listed(names: Sequence[str], most: int = 8) -> str:
-    return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
 
 
 def build(options: Mapping[str, Any], prepared: Prepared) -> SeriesModel:
