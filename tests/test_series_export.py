@@ -65,11 +65,11 @@ def rows_of(frame: pandas.DataFrame, count: int = 20) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize("name", MIXERS)
-@pytest.mark.parametrize("dt", ["log", "input"])
+@pytest.mark.parametrize(("dt", "scale"), [("log", "series"), ("input", "all")])
 def test_the_form_that_is_traced_computes_what_the_model_does(
-    name: str, dt: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    name: str, dt: str, scale: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    run = trained(visits(people=4), folder=tmp_path, model={"mixer": MIXERS[name], "dt": dt})
+    run = trained(visits(people=4), folder=tmp_path, scale=scale, model={"mixer": MIXERS[name], "dt": dt})
     run = SeriesRun(run.model.float(), run.encoding, run.data)
     observer = Observer(run)
     names = list(observer.inputs)

@@ -215,7 +215,9 @@ def test_a_drawn_value_is_read_as_an_observation_at_its_time(run: SeriesRun) -> 
     assert torch.allclose(paths[0], torch.stack([first, second], 1), rtol=1e-8)
 
 
-def test_one_observation_after_another_gives_the_forecasts_of_the_table(run: SeriesRun) -> None:
+@pytest.mark.parametrize("scale", ["all", "series"])
+def test_one_observation_after_another_gives_the_forecasts_of_the_table(scale: str, tmp_path: Path) -> None:
+    run = trained(visits(), folder=tmp_path, scale=scale)
     frame = visits(seed=4, people=1)
     live, horizon, ahead = None, torch.tensor([3600.0, 7200.0]), torch.tensor([[1.0], [2.0]])
     rows = frame.to_dict("records")

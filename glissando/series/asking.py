@@ -7,7 +7,7 @@ knows the whole history before them. It answers for any later time; asking chang
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -29,24 +29,10 @@ _AT_ONCE = 16384
 _SEARCHED = 200
 
 
-class Reading(NamedTuple):
-    """B rows that were read up to their last step, which is read again with each question: the state is that before.
-
-    inputs  x (B, 1, K) and what the model is called with beside it, of the last step
-    """
-
-    state: ModelState
-    inputs: dict[str, Any]
-
-    def answer(self, model: SeriesModel, horizon: Tensor, ahead: Tensor | None) -> tuple[Tensor, ModelState]:
-        """Parameters (B, J, O, P) at the horizons (B, J), and the state after the last step."""
-        return _call(model, self.state, self.inputs, horizon, ahead)
-
-
-def _call(
+def _answer(
     model: SeriesModel, state: ModelState, inputs: dict[str, Any], horizon: Tensor, ahead: Tensor | None
 ) -> tuple[Tensor, ModelState]:
-    """One step with its questions."""
+    """Parameters (B, J, O, P) at the horizons (B, J) after one step, and the state after it."""
     like = model.output_scale
     more: dict[str, Any] = {} if ahead is None else {"ahead": ahead.unsqueeze(1).to(like)}
     y, after = model(**inputs, state=state, horizon=horizon.unsqueeze(1).to(like), **more)
@@ -63,8 +49,9 @@ def step_inputs(model: SeriesModel, steps: Steps, index: Tensor) -> dict[str, An
     }
 
 
-def read(model: SeriesModel, steps: Steps, at: Ints, window: int) -> Reading:
-    """Read the steps up to each of `at` (B,), at most `window` of them."""
+def read(model: SeriesModel, steps: Steps, at: Ints, window: int) -> tuple[ModelState, dict[str, Any]]:
+    """Read the steps before each of `at` (B,), so that with it they are at most `window`: the state, and what the model
+    is called with at the last, x (B, 1, K) and the rest."""
     last = torch.from_numpy(np.asarray(at))
     begins = steps.first.nonzero().flatten()
     begin = torch.maximum(begins[torch.searchsorted(begins, last, right=True) - 1], last - window + 1)
@@ -81,7 +68,7 @@ def read(model: SeriesModel, steps: Steps, at: Ints, window: int) -> Reading:
         _, after = model(**read_before, state=state, mask=None if bool(kept.all()) else kept)
         assert after is not None
         state = after
-    return Reading(state, step_inputs(model, steps, index[:, -1:]))
+    return state, step_inputs(model, steps, index[:, -1:])
 
 
 def _batches(steps: Steps, at: Ints, window: int) -> Iterator[Ints]:
@@ -112,9 +99,8 @@ def ask(
     found: Tensor | None = None
     for chosen in track(list(_batches(steps, at, window)), "forecasting", unit="batches"):
         rows = torch.from_numpy(chosen)
-        y, _ = read(model, steps, at[chosen], window).answer(
-            model, horizon[rows], None if ahead is None else ahead[rows]
-        )
+        state, inputs = read(model, steps, at[chosen], window)
+        y, _ = _answer(model, state, inputs, horizon[rows], None if ahead is None else ahead[rows])
         if found is None:
             found = torch.empty(len(at), *y.shape[1:], dtype=torch.float64)
         found[rows] = y.double().cpu()
@@ -139,14 +125,14 @@ def draw_paths(
     batches = np.split(np.arange(len(at)), np.arange(per_batch, len(at), per_batch))
     for chosen in track(batches, "drawing paths", unit="batches"):
         rows = torch.from_numpy(chosen).repeat_interleave(n)
-        reading = read(model, steps, at[chosen], window)
+        state, read_last = read(model, steps, at[chosen], window)
         copies = torch.arange(len(chosen)).repeat_interleave(n)
-        state = select_rows(reading.state, copies.to(like.device))
-        inputs = {name: part[copies] for name, part in reading.inputs.items()}
+        state = select_rows(state, copies.to(like.device))
+        inputs = {name: part[copies] for name, part in read_last.items()}
         before = 0.0
         for j, time in enumerate(horizon):
             gap = torch.full((len(rows), 1), time - before, dtype=like.dtype, device=like.device)
-            y, state = _call(model, state, inputs, gap, None if ahead is None else ahead[rows, j : j + 1])
+            y, state = _answer(model, state, inputs, gap, None if ahead is None else ahead[rows, j : j + 1])
             drawn = model.distribution.sample(y[:, 0], 1, generator)[0]
             paths[chosen, :, j] = drawn.double().cpu().unflatten(0, (len(chosen), n))
             inputs = _observed(inputs, drawn, gap, targets, None if ahead is None else ahead[rows, j].to(like))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from decimal import Decimal
 from typing import Any
 
@@ -11,7 +12,7 @@ from glissando.errors import DataError
 from glissando.series import tables
 from glissando.series.options import SeriesData
 from glissando.series.panel import Encoding, Panel
-from glissando.series.times import times as times_of
+from glissando.series.steps import Clash, Steps, merge, steps
 
 #: roundings of float64 by which a time may differ
 _ROUNDINGS = 4 * np.finfo(np.float64).eps
@@ -37,21 +38,19 @@ def ahead_of(data: SeriesData, encoding: Encoding, panel: Panel, after: np.ndarr
                 f"there is no column {name!r} in {table.source}: --future needs the times and "
                 f"{', '.join(encoding.future)}"
             )
-    values = np.stack([tables.numbers(table, name) for name in encoding.future], 1)
-    rows, moments = _rows_of(data, table, panel.names), None
-    if data.time is not None:
-        read = times_of(table, data.time, "date" if encoding.time_form == "date" else "number")
-        moments = read.origins(np.arange(table.height), encoding.time_form)
+    read = steps(data if data.group in table.columns else replace(data, group=None), table, encoding.time_form)
+    values = np.stack([_by_steps(table, name, read) for name in encoding.future], 1)
+    moments = None if data.time is None else read.times.origins(read.places, encoding.time_form)
+    spans = dict(zip(read.names, zip(read.starts[:-1], read.starts[1:], strict=True), strict=True))
     made = np.empty((len(panel.names), len(after), values.shape[1]))
     last = panel.times[panel.starts[1:] - 1]
     for s, name in enumerate(panel.names):
+        of_series = slice(*spans.get(name if data.group in table.columns else "", (0, 0)))
         if moments is None:
-            asked, since, tolerance = after, np.arange(1.0, len(rows[s]) + 1), 0.0
+            asked, since, tolerance = after, np.arange(1.0, len(read.places[of_series]) + 1), 0.0
         else:
-            asked, (since, tolerance) = last[s] + after, _since(moments[rows[s]], panel.clock.origins[s], encoding)
-        order = np.argsort(since, kind="stable")
-        since, chosen = since[order], rows[s][order]
-        _require_agreement(encoding, table, since, chosen, values)
+            asked = last[s] + after
+            since, tolerance = _since(moments[of_series], panel.clock.origins[s], encoding)
         place = np.searchsorted((since[1:] + since[:-1]) / 2, asked)  # the nearest of each
         near = np.abs(since[place] - asked) <= tolerance + _ROUNDINGS * asked if len(since) else asked < 0
         if not near.all():
@@ -60,24 +59,13 @@ def ahead_of(data: SeriesData, encoding: Encoding, panel: Panel, after: np.ndarr
             raise DataError(
                 f"{table.source} has no row{of} at {data.time or 'step'} {written}, which is forecast: add it"
             )
-        made[s] = values[chosen[place]]
+        made[s] = values[of_series][place]
         for j, column in np.argwhere(np.isnan(made[s]))[:1]:
             raise DataError(
-                f"{table.at(chosen[place[j]], encoding.future[column])}: the value is missing, and is needed there: "
-                "fill it in"
+                f"{table.at(read.places[of_series][place[j]], encoding.future[column])}: the value is missing, and is "
+                "needed there: fill it in"
             )
     return made
-
-
-def _rows_of(data: SeriesData, table: tables.Table, names: list[str]) -> list[np.ndarray]:
-    """The table's rows of each series: all of them where it has no groups."""
-    if data.group not in table.columns:
-        return [np.arange(table.height)] * len(names)
-    codes, found = tables.names(table, data.group, "group")
-    order = np.argsort(codes, kind="stable")
-    by_code = np.split(order, np.cumsum(np.bincount(codes, minlength=len(found)))[:-1])
-    by_name = dict(zip(found, by_code, strict=True))
-    return [by_name.get(name, order[:0]) for name in names]
 
 
 def _since(moments: np.ndarray, origin: Any, encoding: Encoding) -> tuple[np.ndarray, float]:
@@ -90,14 +78,13 @@ def _since(moments: np.ndarray, origin: Any, encoding: Encoding) -> tuple[np.nda
     return since, _ROUNDINGS * abs(float(start))
 
 
-def _require_agreement(
-    encoding: Encoding, table: tables.Table, since: np.ndarray, rows: np.ndarray, values: np.ndarray
-) -> None:
-    """Raises DataError for two rows of one time with other values."""
-    one, next_ = values[rows[:-1]], values[rows[1:]]
-    other = (np.diff(since) == 0) & ((one != next_) & ~(np.isnan(one) & np.isnan(next_))).any(1)
-    for at in np.flatnonzero(other)[:1]:
+def _by_steps(table: tables.Table, name: str, read: Steps) -> np.ndarray:
+    """(N,) a column by steps. Raises DataError for two rows of one time with other values."""
+    try:
+        return merge(tables.numbers(table, name)[read.rows], read.step, len(read.first), np.nan).values
+    except Clash as error:
+        one, other = read.rows[error.first], read.rows[error.second]
         raise DataError(
-            f"{table.place(rows[at + 1])} has the series and the time of {table.unit} {table.places[rows[at]]}, and "
-            f"other values of {', '.join(encoding.future)}: leave one of these rows out"
-        )
+            f"{table.place(other)} has the series and the time of {table.unit} {table.places[one]}, and other "
+            f"values of {name}: leave one of these rows out"
+        ) from None
