@@ -13,9 +13,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from glissando.errors import ConfigError, DataError, UnknownNameError
-from glissando.series import Clock, Encoding, Panel, SeriesData, parts, read_panel
+from glissando.series import Panel, SeriesData, read_panel
 from glissando.series import tables as reading_tables
 from glissando.series.inspection import duration
+from glissando.series.panel import Clock, Encoding, parts
 from glissando.series.steps import Clash, merge
 from glissando.series.tables import read_table
 from glissando.series.times import time_form

@@ -12,15 +12,12 @@ from typing import TYPE_CHECKING, Any
 
 _HOMES = {
     "Classifier": "estimators",
-    "Clock": "panel",
-    "Encoding": "panel",
     "Forecaster": "estimators",
     "Panel": "panel",
     "SeriesConfig": "model",
     "SeriesData": "options",
     "SeriesModel": "model",
     "last": "model",
-    "parts": "panel",
     "read_panel": "reading",
 }
 __all__ = sorted(_HOMES)
@@ -32,10 +29,7 @@ if TYPE_CHECKING:
     from glissando.series.model import SeriesModel as SeriesModel
     from glissando.series.model import last as last
     from glissando.series.options import SeriesData as SeriesData
-    from glissando.series.panel import Clock as Clock
-    from glissando.series.panel import Encoding as Encoding
     from glissando.series.panel import Panel as Panel
-    from glissando.series.panel import parts as parts
     from glissando.series.reading import read_panel as read_panel
 
 

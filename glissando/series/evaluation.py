@@ -14,11 +14,12 @@ from glissando.run_files import require_texts
 from glissando.runs import Run
 from glissando.series import tables
 from glissando.series.answers import Scored, logits
+from glissando.series.asking import rolling_answers
 from glissando.series.batches import Ints, Windows
 from glissando.series.forecast import SeriesRun, answer_table, require_absent, write_table
 from glissando.series.gaussian import DEVIATION
 from glissando.series.gaussian import TRUTH as MARK
-from glissando.series.measuring import Rolling, answered, measure
+from glissando.series.measuring import answered, measure
 from glissando.series.panel import Encoding, Panel
 from glissando.series.scores import TRUTH, Answers
 from glissando.series.task import prepare, windows_of
@@ -52,7 +53,7 @@ def evaluate(
         require_absent(out)
     run = SeriesRun.open(path).reading(reading or {})
     data, encoding, model = run.data, run.encoding, run.model
-    rolling = None
+    span = None
     if origins is not None:
         if encoding.task != "forecast":
             raise ConfigError(f"origins are of forecasts, and the task of {path} is {encoding.task}: leave origins out")
@@ -60,7 +61,7 @@ def evaluate(
             raise ConfigError(
                 f"origins is {origins}: give the number of times of each series to forecast from, such as 5"
             )
-        rolling = Rolling(origins, None if horizon is None else encoding.clock().span(horizon), data.window)
+        span = None if horizon is None else encoding.clock().span(horizon)
     if file is None:
         require_texts(data, Run.open(path), fix="--file FILE, with its --data.static_path FILE if it has one")
         prepared = prepare(data, encoding)
@@ -70,10 +71,14 @@ def evaluate(
         held, lines, trained = windows_of(panel, data, encoding, run.scales), panel.report, None
     for line in lines:
         print(line, file=sys.stderr)
-    found = None if encoding.classes else answered(model, held, panel, rolling)
-    if found is not None and rolling is None and held.targets is not None:
-        source = file or data.valid_path or data.path
-        found = with_truth(found, tables.read_table(str(source), data.delimiter), panel, encoding)
+    found = None
+    if origins is not None:
+        found = rolling_answers(model, panel, held.steps, origins, data.window, span)
+    elif not encoding.classes:
+        found = answered(model, held, panel)
+        if held.targets is not None:
+            source = file or data.valid_path or data.path
+            found = with_truth(found, tables.read_table(str(source), data.delimiter), panel, encoding)
     result = measure(model, held, panel, encoding, trained, None if pictures is None else Path(pictures), found)
     if not np.isfinite(result.loss):
         raise NotFiniteError(
@@ -81,7 +86,7 @@ def evaluate(
             "those trained on. Train again with a lower training.optimizer.learning_rate"
         )
     if out is not None:
-        write_table(_table(run, held, panel, found, rolling is not None), out, digits=None)
+        write_table(_table(run, held, panel, found, origins is not None), out, digits=None)
     return result
 
 

@@ -3,31 +3,20 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 
 from glissando.series.answers import Scored, answers, classified, measured
-from glissando.series.asking import rolling_answers, with_season
+from glissando.series.asking import with_season
 from glissando.series.batches import Floats, Ints, Steps, Windows
 from glissando.series.model import SeriesModel
 from glissando.series.panel import Encoding, Panel
 from glissando.series.scores import Answers
 
 
-class Rolling(NamedTuple):
-    """Rolling origins: how many a series has, how far each forecasts (None: to the next), how many steps it reads."""
-
-    origins: int
-    horizon: float | None
-    window: int
-
-
-def answered(model: SeriesModel, held: Windows, panel: Panel, rolling: Rolling | None = None) -> tuple[Answers, Ints]:
-    """Every scored answer about numbers, and the panel's step (N,) that each is about: of each step about the next, or
-    from rolling origins."""
-    if rolling is not None:
-        return rolling_answers(model, panel, held.steps, rolling.origins, rolling.window, rolling.horizon)
+def answered(model: SeriesModel, held: Windows, panel: Panel) -> tuple[Answers, Ints]:
+    """Every scored answer about numbers, of a forecast each step's about the next, and the panel's step (N,) that each
+    is about."""
     found, rows = answers(model, held)
     return found if held.targets is None else with_season(found, panel, held.targets, panel.times[rows]), rows
 
@@ -45,7 +34,7 @@ def measure(
         encoding: Of the run.
         trained: Steps of the training, by whose last values' errors MASE divides; None: no MASE.
         pictures: Directory of the pictures; None: none are drawn. Classes have none.
-        found: What `answered` returns, where it is known.
+        found: What is scored, as `answered` returns it; None: that.
     """
     if encoding.classes:
         return classified(model.eval(), held, encoding)
