@@ -55,17 +55,12 @@ class Head(ABC):
         shift, scale = (x.unsqueeze(-1) if isinstance(x, Tensor) else x for x in (shift, scale))
         return torch.cat([shift + scale * params[..., :1], scale * params[..., 1:2], params[..., 2:]], -1)
 
-    def loss(self, params: Tensor, target: Tensor, mask: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """The loss summed over the targets (..., O) that are scored, and their number.
-
-        Scored are those that `mask`, (..., O) or (..., 1), admits and that are not NaN. The loss is the squared error,
-        the pinball loss, as that of `Quantiles.crps`, or the negative log-likelihood in nats.
-        """
+    def loss(self, params: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
+        """The loss summed over the targets (..., O) that are not NaN, and their number: the squared error, the pinball
+        loss, as that of `Quantiles.crps`, or the negative log-likelihood in nats."""
         scored = ~target.isnan()
-        if mask is not None:
-            scored = scored & mask
         # NaN in an excluded target would pass through `where` into gradients, as 0 * NaN: it is replaced before
-        losses = self.each_loss(params, target.where(scored, self.mean(params).detach()))
+        losses = self.each_loss(params, target.where(scored, params[..., 0].detach()))
         return losses.where(scored, torch.zeros_like(losses)).sum(), scored.sum()
 
     @abstractmethod
