@@ -13,7 +13,7 @@ import json
 import tempfile
 import time
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from statistics import mean
 from types import SimpleNamespace
@@ -191,6 +191,16 @@ def show(task: str, compared: list[list[dict[str, Any]]], seconds: float) -> Non
             )
 
 
+def figures(out: Path) -> Iterator[tuple[dict[str, Any], Sequence[Any]]]:
+    """Every figure of the models and how far each is from the truth; once a task those of what needs no training."""
+    written = set()
+    for one in tuned.results(out / "results.jsonl"):
+        for who, row in one["figures"].items():
+            if who in ("model", "truth") or (one["task"], who) not in written:
+                written.add((one["task"], who))
+                yield from ((one, (who, figure, row[figure])) for figure in _FIGURES if figure in row)
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = tuned.parser_of(
         "benchmarks.events.compare",
@@ -208,14 +218,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     for task in settings.tasks or TASKS:
         models = settings.models.split(",")
         show(task, [list(tuned.compared(task, model, settings, trained)) for model in models], settings.seconds)
-    rows = (
-        (one, (who, name, value))
-        for one in tuned.results(settings.out / "results.jsonl")
-        for who, row in one["figures"].items()
-        for name, value in row.items()
-        if name in _FIGURES
-    )
-    tuned.write_figures(settings.out / "results.csv", ("who", "figure"), rows)
+    tuned.write_figures(settings.out / "results.csv", ("who", "figure"), figures(settings.out))
 
 
 #: figures that are written
