@@ -98,7 +98,7 @@ def test_forecasts_are_scored_at_each_horizon(tmp_path: Path) -> None:
 def test_what_needs_no_training_is_written_once(tmp_path: Path) -> None:
     lines = [
         {"task": "own", "seed": seed, "tests": {"": {"a": {
-            "model": {"rmse": 1.0}, "last value": {"rmse": 2.0}, "anchor": {"rmse": 3.0, "model_minus": seed - 3.0},
+            "model": {"rmse": 1.0}, "last value": {"rmse": 2.0}, "anchor": {"rmse": 3.0, "model_minus_low": seed - 3.0},
         }}}}
         for seed in range(2)
     ]  # fmt: skip
@@ -106,5 +106,5 @@ def test_what_needs_no_training_is_written_once(tmp_path: Path) -> None:
     written = [(one["seed"], *row[2:]) for one, row in compare.figures(tmp_path)]
     assert written == [
         (0, "model", "rmse", 1.0), (0, "last value", "rmse", 2.0), (0, "anchor", "rmse", 3.0),
-        (0, "anchor", "model_minus", -3.0), (1, "model", "rmse", 1.0), (1, "anchor", "model_minus", -2.0),
+        (0, "anchor", "model_minus_low", -3.0), (1, "model", "rmse", 1.0), (1, "anchor", "model_minus_low", -2.0),
     ]  # fmt: skip
