@@ -144,15 +144,14 @@ def beyond(comparison: Comparison, tried: Sequence[Finished]) -> list[Job]:
 Sums = tuple[np.ndarray, np.ndarray]
 
 
-def estimate(above: np.ndarray, below: np.ndarray, seed: int = 0) -> Estimate:
+def estimate(above: np.ndarray, below: np.ndarray) -> Estimate:
     """Mean over seeds of sum(above) / sum(below), above and below (S, R)."""
     each = _ratios((above, below))
-    drawn = _drawn([(above, below)], seed)[0]
-    low, high = _interval(drawn, *_error(each), seed)
+    low, high = _interval(_drawn([(above, below)])[0], *_error(each))
     return Estimate(float(each.mean()), low, high, tuple(each.tolist()))
 
 
-def difference(a: Sums, b: Sums, seed: int = 0) -> Estimate:
+def difference(a: Sums, b: Sums) -> Estimate:
     """estimate(a) - estimate(b) on the same rows; seed s of both read the same batches in the same order.
 
     Raises RunError where the rows are not the same in number.
@@ -160,8 +159,8 @@ def difference(a: Sums, b: Sums, seed: int = 0) -> Estimate:
     if a[0].shape != b[0].shape:
         raise RunError(f"the models were scored on {a[0].shape[1]} and {b[0].shape[1]} held-out rows; train them again")
     each = _ratios(a) - _ratios(b)
-    first, second = _drawn([a, b], seed)
-    low, high = _interval(first - second, *_error(each), seed)
+    first, second = _drawn([a, b])
+    low, high = _interval(first - second, *_error(each))
     return Estimate(float(each.mean()), low, high)
 
 
@@ -170,10 +169,10 @@ def _ratios(of: Sums) -> np.ndarray:
     return of[0].sum(1) / of[1].sum(1)
 
 
-def _drawn(models: Sequence[Sums], seed: int) -> list[np.ndarray]:
+def _drawn(models: Sequence[Sums]) -> list[np.ndarray]:
     """(resamples,) of each model, the mean over its seeds on rows that are drawn once for all."""
     rows = models[0][0].shape[1]
-    counts = np.random.default_rng(seed).multinomial(rows, np.full(rows, 1 / rows), size=_RESAMPLES)
+    counts = np.random.default_rng(0).multinomial(rows, np.full(rows, 1 / rows), size=_RESAMPLES)
     return [(counts @ above.T / (counts @ below.T)).mean(1) for above, below in models]
 
 
@@ -184,9 +183,9 @@ def _error(each: np.ndarray) -> tuple[float, float]:
     return float(each.std(ddof=1)) / math.sqrt(len(each)), len(each) - 1
 
 
-def _interval(drawn: np.ndarray, error: float, freedom: float, seed: int) -> tuple[float, float]:
+def _interval(drawn: np.ndarray, error: float, freedom: float) -> tuple[float, float]:
     """What holds 95 of 100 of the draws, to each of which is added what other seeds would have made of it."""
-    others = error * np.random.default_rng((seed, 1)).standard_t(freedom, len(drawn))
+    others = error * np.random.default_rng((0, 1)).standard_t(freedom, len(drawn))
     low, high = np.quantile(drawn + others, [0.025, 0.975]).tolist()
     return low, high
 

@@ -136,9 +136,9 @@ class Score:
         return named
 
 
-def wilson(successes: int, n: int, z: float = 1.96) -> tuple[float, float]:
-    """The Wilson score interval of a proportion: honest at 0 and at 1, unlike p +- z sqrt(p (1 - p) / n)."""
-    p = successes / n
+def wilson(successes: int, n: int) -> tuple[float, float]:
+    """The Wilson score interval of a proportion, 95 %: honest at 0 and at 1, unlike p +- z sqrt(p (1 - p) / n)."""
+    p, z = successes / n, 1.96
     centre, spread = p + z * z / (2 * n), z * math.sqrt(p * (1 - p) / n + z * z / (4 * n * n))
     scale = 1 + z * z / n
     return max(0.0, (centre - spread) / scale), min(1.0, (centre + spread) / scale)

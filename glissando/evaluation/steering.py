@@ -29,6 +29,7 @@ from glissando.model import LanguageModel
 
 #: what is swept by default: from -1.5 to 1.5 in steps of 0.25
 VALUES = tuple(v / 4 for v in range(-6, 7))
+_RESAMPLES = 2000  # of the prompts
 
 
 class Cost(NamedTuple):
@@ -188,16 +189,16 @@ class Sweep:
         """Spearman's, of u and the mean label at u."""
         return spearman(np.asarray(self.values), self.means())
 
-    def crossing(self, resamples: int = 2000, seed: int = 0) -> tuple[float, float, float]:
+    def crossing(self) -> tuple[float, float, float]:
         """Where the mean label rises through 0, with a 95 % interval bootstrapped over prompts; NaN if nowhere.
 
         The interval is NaN too where more than one draw in twenty rises through 0 nowhere: it would look too sure.
         """
-        rng, n = np.random.default_rng(seed), self.labels.shape[1]
+        rng, n = np.random.default_rng(0), self.labels.shape[1]
         labels, u = np.nan_to_num(self.labels), np.asarray(self.values)
-        draws = [crossing_point(u, labels[:, rng.integers(0, n, n)].mean(1)) for _ in range(resamples)]
+        draws = [crossing_point(u, labels[:, rng.integers(0, n, n)].mean(1)) for _ in range(_RESAMPLES)]
         found = [draw for draw in draws if not math.isnan(draw)]
-        sure = len(found) >= 0.95 * resamples
+        sure = len(found) >= 0.95 * _RESAMPLES
         low, high = np.quantile(found, [0.025, 0.975]).tolist() if sure else (math.nan, math.nan)
         return crossing_point(u, self.means()), low, high
 

@@ -35,19 +35,15 @@ def liquid_mixers(model: Backbone) -> list[Liquid]:
     return [module for module in model.modules() if isinstance(module, Liquid)]
 
 
-def time_constants(model: Backbone, inputs: Tensor, dt: Tensor | None = None, share: float = 0.5) -> Tensor:
-    """The quantile `share` over the modes of tau, in units of dt -> (L, B, T), L applications of liquid mixers.
+def time_constants(model: Backbone, inputs: Tensor, dt: Tensor | None = None) -> Tensor:
+    """The median over the modes of tau, in units of dt -> (L, B, T), L applications of liquid mixers.
 
     inputs  ids (B, T) of a language model, or the embeddings (B, T, D) of its ids; x (B, T, F) of a series model
     dt      (B, T), 1 if None
 
-    By one forward of the model in the mode that it is in. Raises ValueError for a model without a liquid mixer and a
-    share outside [0, 1].
+    By one forward of the model in the mode that it is in. Raises ValueError for a model without a liquid mixer.
     """
-    if not 0 <= share <= 1:
-        raise ValueError(f"share is a quantile, from 0 to 1, got {share}; 0.5 is the median")
-    every = _every_time_constant(model, inputs, dt)
-    return torch.stack([tau.quantile(share, -1) for tau in every])
+    return torch.stack([tau.quantile(0.5, -1) for tau in _every_time_constant(model, inputs, dt)])
 
 
 def _every_time_constant(model: Backbone, inputs: Tensor, dt: Tensor | None = None) -> list[Tensor]:
