@@ -192,6 +192,24 @@ def test_the_likelihood_of_a_split_by_time_adds_up():
     assert both == pytest.approx(total(model, whole, prepared), abs=1e-9)
 
 
+def test_categories_of_the_held_out_part_alone_are_unknown_there():
+    """As in another log: an embedding that no step trains would be scored otherwise."""
+    source = frame("a 1 k\na 2 k\na 3 k\nb 1 k\nb 2 m\nb 3 k\nc 1 k\nc 2 k\nc 3 k\nd 1 k\nd 2 k\nd 3 k")
+    options = {"marks": ["mark"], "static": ["home"], "inputs": ["m"], "valid_fraction": 0.25}
+    data = from_dict(EventsData, {"group": "id", "time": "t", "kind": "kind", "seed": 0, **options}, "data")
+    alone = "abcd"[np.random.default_rng(0).permutation(4)[0]]
+    source["kind"] = np.where((source.id == alone) & (source.t == "2"), "m", "k")
+    source["mark"] = np.where((source.id == alone) & (source.t == "3"), "new", "old")
+    source["home"] = np.where(source.id == alone, "there", "here")
+    log, _ = read_events(data, source)
+    train, held, line = parts(log, data)
+    assert held.names == [alone] and "3 values of categories that are not trained on" in line
+    assert held.codes.tolist() == [2, 1, 2]
+    assert held.mark_codes.ravel().tolist() == [2, 2, 1]
+    assert held.static_codes.ravel().tolist() == [1]
+    assert train.mark_codes.min() == train.static_codes.min() == 2
+
+
 def test_windows_with_a_whole_past_score_as_one():
     source = logs(count=2, length=60)
     model, prepared = model_of(source)

@@ -18,8 +18,8 @@ import numpy as np
 from glissando.config import options
 from glissando.errors import ConfigError
 from glissando.events.options import EventsData
-from glissando.series.panel import Clock, Encoding, Form
-from glissando.series.tables import place
+from glissando.series.panel import Clock, Encoding, Form, known_codes
+from glissando.series.tables import counted, place
 
 #: codes of a step: no event, an event of a kind that training does not know, and the first known kind
 NONE, UNKNOWN, FIRST = 0, 1, 2
@@ -153,7 +153,8 @@ def parts(log: EventLog, data: EventsData, resolution: float = 0.0) -> tuple[Eve
     the end of each.
 
     A series of `future` is cut at a time, not at an event: training sees that nothing came up to it, and the held-out
-    part is what comes after it, its earlier steps being history.
+    part is what comes after it, its earlier steps being history. A category, or a kind that is read alone, that only
+    the held-out part has is unknown there, as it would be in any other log.
 
     Raises ConfigError for a split that leaves nothing on a side.
     """
@@ -185,4 +186,12 @@ def parts(log: EventLog, data: EventsData, resolution: float = 0.0) -> tuple[Eve
                 f"no event {name}: of {int(log.scored.sum()):,} in all, data.valid_fraction {share} by data.split "
                 f"{data.split or 'default'} leaves none there; give more events, or another data.valid_fraction"
             )
-    return train, held, line
+    read = known_codes(held.codes[:, None], train.codes[:, None])[:, 0]
+    changed = {
+        "codes": np.where(held.scored, held.codes, read),
+        "mark_codes": known_codes(held.mark_codes, train.mark_codes),
+        "static_codes": known_codes(held.static_codes, train.static_codes),
+    }
+    if unseen := sum(int((codes != getattr(held, name)).sum()) for name, codes in changed.items()):
+        line += f"; {counted(unseen, 'value')} of categories that are not trained on, read as unknown there"
+    return train, held._replace(**changed), line

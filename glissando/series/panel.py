@@ -218,7 +218,7 @@ def parts(panel: Panel, data: SeriesData) -> tuple[Panel, Panel]:
                 f"{valid.place(row)}: the class of {data.target[0]} there is among the held-out ones alone: hold "
                 "other series out with data.seed or data.valid_path, or leave it out"
             )
-    codes, static_codes = _known(valid.codes, train.codes), _known(valid.static_codes, train.static_codes)
+    codes, static_codes = known_codes(valid.codes, train.codes), known_codes(valid.static_codes, train.static_codes)
     lines = [*panel.report, line]
     if unseen := int((codes != valid.codes).sum() + (static_codes != valid.static_codes).sum()):
         lines.append(f"unknown where held out: {counted(unseen, 'value')} of categories that are not trained on")
@@ -226,7 +226,7 @@ def parts(panel: Panel, data: SeriesData) -> tuple[Panel, Panel]:
     return train._replace(report=lines), valid
 
 
-def _known(held: np.ndarray, trained: np.ndarray) -> np.ndarray:
+def known_codes(held: np.ndarray, trained: np.ndarray) -> np.ndarray:
     """Codes (N, Q), in which those that training has not are unknown."""
     made = held.copy()
     for q, column in enumerate(held.T):
