@@ -22,6 +22,7 @@ from glissando.config import flat, from_dict, merge, to_dict
 from glissando.errors import ConfigError, InputError, unknown_name
 from glissando.presets import load_preset
 from glissando.runs import Run
+from glissando.series import tables
 from glissando.training.fit import train
 from glissando.training.hook import Hook
 from glissando.training.progress import Progress
@@ -185,3 +186,28 @@ def _plain(value: Any, where: str) -> Any:
     if isinstance(value, Sequence):
         return [_plain(part, where) for part in value]
     raise InputError(f"{where} is a {type(value).__name__}, which cannot be saved: give texts, numbers and lists")
+
+
+def typed(found: Any, group: str | None, time: str | None, *sources: Any) -> Any:
+    """Groups and times of a frame as the user's frames have them, in their columns or index, so that both can be
+    joined; those of files stay texts."""
+    import pandas
+
+    frames = [tables.flat(tables.as_pandas(each)) for each in sources if not isinstance(each, str | Path | None)]
+    columns = [{str(name).strip(): frame.iloc[:, n] for n, name in enumerate(frame.columns)} for frame in frames]
+    if cells := [each[group] for each in columns if group in each]:
+        named = pandas.concat(cells, ignore_index=True) if len(cells) > 1 else cells[0]
+        known = tables.names(tables.read_table(named.to_frame(group)), str(group), "group")
+        _, first = np.unique(known.codes, return_index=True)
+        row = dict(zip(known.names, first, strict=True))
+        if all(name in row for name in found[group]):
+            found[group] = named.take([row[name] for name in found[group]]).array
+    kind = next((each[time].dtype for each in columns if time in each), None)
+    if kind is None or time not in found:
+        return found
+    if isinstance(kind, pandas.DatetimeTZDtype) or kind.kind == "M":
+        times, zone = pandas.to_datetime(found[time], utc=True, format="ISO8601"), getattr(kind, "tz", None)
+        found[time] = times.dt.tz_convert(zone) if zone is not None else times.dt.tz_localize(None)
+    elif kind.kind in "iuf":
+        found[time] = pandas.to_numeric(found[time])
+    return found

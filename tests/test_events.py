@@ -203,7 +203,8 @@ def test_categories_of_the_held_out_part_alone_are_unknown_there():
     source["home"] = np.where(source.id == alone, "there", "here")
     log, _ = read_events(data, source)
     train, held, line = parts(log, data)
-    assert held.names == [alone] and "3 values of categories that are not trained on" in line
+    assert held.names == [alone]
+    assert "3 values of categories that are not trained on" in line
     assert held.codes.tolist() == [2, 1, 2]
     assert held.mark_codes.ravel().tolist() == [2, 2, 1]
     assert held.static_codes.ravel().tolist() == [1]
@@ -446,8 +447,12 @@ def test_the_estimator(tmp_path):
     assert set(found["id"]) == set(range(21))  # one has no event, and a future
     assert (found["t"] == 203).all()
     assert set(forecaster.sample(source, 30, 20, facts=facts)["kind"]) <= {"k0", "k1", "k2"}
+    indexed = source.set_index(["id", "t"])
+    pandas.testing.assert_frame_equal(forecaster.predict(indexed, horizon="3d", samples=10, facts=facts), found)
     score = forecaster.score(source, facts=facts)
     assert math.isfinite(score)
+    with pytest.raises(DataError, match="no event of a kind that the model predicts"):
+        forecaster.score(source.assign(kind="other"), facts=facts)
     assert forecaster.set_params(seed=1).get_params()["seed"] == 1
     forecaster.save(tmp_path / "saved")
     loaded = EventForecaster.load(tmp_path / "saved")

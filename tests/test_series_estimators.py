@@ -6,6 +6,7 @@ import pickle
 import random
 from collections import Counter
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -102,6 +103,8 @@ def test_a_forecast_has_groups_and_times_as_the_frame_has_them(forecaster: Forec
     assert found["who"].dtype == frame["who"].dtype
     assert len(found.merge(frame, on="who")) == len(frame)
     pandas.testing.assert_frame_equal(forecaster.predict(frame.set_index(["who", "t"]), horizon=1), found)
+    other = SimpleNamespace(to_pandas=lambda: frame)  # as of polars and pyarrow
+    pandas.testing.assert_frame_equal(forecaster.predict(other, horizon=1), found)
 
 
 def test_classes_of_arrays(classifier: Classifier) -> None:

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from glissando.errors import DataError
 from glissando.events.baselines import Floats, Observed, Predicted
 from glissando.events.batches import Steps, Windows
 from glissando.events.example import TRUTH_END, TRUTH_KIND, TRUTH_TIME
@@ -40,7 +41,12 @@ def observed(steps: Steps, encoding: EventEncoding) -> Observed:
 
 @torch.no_grad()
 def predicted(model: EventModel, held: Windows) -> Predicted:
-    """What the model says of each scored step, in their order."""
+    """What the model says of each scored step, in their order. Raises DataError where no event is scored."""
+    if not (held.steps.after.kind >= 0).any():
+        raise DataError(
+            "there is nothing to score: no event of a kind that the model predicts comes after the start of "
+            "prediction; give a log with such events"
+        )
     model.eval()
     index, found = [], list[tuple[Tensor, ...]]()
     for batch in held.scoring():

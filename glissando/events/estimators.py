@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Self
 
-from glissando.estimator import Estimator
+from glissando.estimator import Estimator, typed
 from glissando.events.answers import predicted
 from glissando.events.forecast import predict, sample
 from glissando.events.model import EventConfig
@@ -89,14 +89,15 @@ class EventForecaster(Estimator):
         glissando.events.forecast.predict."""
         run = self._fitted()
         found = predict(run, run.read(frame, facts, values), horizon, every, samples, quantiles, seed)
-        return _typed(found, run, frame, facts)
+        return typed(found, run.data.group, run.data.time, frame, facts)
 
     def sample(
         self, frame: Any, horizon: Any, samples: int = 100, seed: int = 0, facts: Any = None, values: Any = None
     ) -> Any:
         """Simulated futures, a frame with a row an event: see glissando.events.forecast.sample."""
         run = self._fitted()
-        return _typed(sample(run, run.read(frame, facts, values), horizon, samples, seed), run, frame, facts)
+        found = sample(run, run.read(frame, facts, values), horizon, samples, seed)
+        return typed(found, run.data.group, run.data.time, frame, facts)
 
     def score(self, frame: Any, y: None = None, facts: Any = None, values: Any = None) -> float:
         """The log-likelihood an event, in nats and in the unit of the times."""
@@ -104,20 +105,3 @@ class EventForecaster(Estimator):
         held = run.windows(run.read(frame, facts, values))
         found = predicted(run.model, held)
         return float((found.time + found.kind).sum() / (held.steps.after.kind >= 0).sum())
-
-
-def _typed(found: Any, run: EventRun, *frames: Any) -> Any:
-    """Groups and times as frames of pandas have them, so that both can be joined."""
-    import pandas
-
-    for name in (run.data.group, run.data.time):
-        column = next((each[name] for each in frames if isinstance(each, pandas.DataFrame) and name in each), None)
-        if name is None or column is None:
-            continue
-        kind = column.dtype
-        if isinstance(kind, pandas.DatetimeTZDtype) or kind.kind == "M":
-            times, zone = pandas.to_datetime(found[name], utc=True, format="ISO8601"), getattr(kind, "tz", None)
-            found[name] = times.dt.tz_convert(zone) if zone is not None else times.dt.tz_localize(None)
-        elif kind.kind in "iuf":
-            found[name] = pandas.to_numeric(found[name])
-    return found

@@ -10,7 +10,7 @@ from typing import Any, ClassVar, Self
 import numpy as np
 
 from glissando.errors import ConfigError, DataError, InputError
-from glissando.estimator import Estimator
+from glissando.estimator import Estimator, typed
 from glissando.series import tables
 from glissando.series.answers import answers
 from glissando.series.forecast import SeriesRun, predict, probabilities
@@ -126,7 +126,7 @@ class Forecaster(_Estimator):
         run = self._fitted()
         horizon = float(run.model.time_scale) if horizon is None else horizon
         found = predict(run, run.read(frame), horizon, every, quantiles, samples, future, seed)
-        return _typed(found, frame, run)
+        return typed(found, run.data.group, run.data.time, frame)
 
     def score(self, frame: Any, y: None = None) -> float:
         """The mean over channels of R^2, of each step's forecast of the next: 1 minus the mean square error over the
@@ -259,31 +259,6 @@ class Classifier(_Estimator):
             raise ConfigError(f"the frame has no column {run.encoding.target[0]!r}: nothing can be scored")
         known = panel.labels >= 0
         return float((probabilities(run, panel).argmax(-1) == panel.labels)[known].mean())
-
-
-def _typed(found: Any, frame: Any, run: SeriesRun) -> Any:
-    """Groups and times as a frame of pandas has them, in its columns or its index, so that both can be joined."""
-    import pandas
-
-    if not isinstance(frame, pandas.DataFrame):
-        return found
-    group, time, frame = run.data.group, run.data.time, tables.flat(frame)
-    names = [str(name).strip() for name in frame.columns]
-    if group is not None:
-        place = names.index(group)
-        known = tables.names(tables.read_table(frame.iloc[:, [place]]), group, "group")
-        _, first = np.unique(known.codes, return_index=True)
-        row = dict(zip(known.names, first, strict=True))
-        found[group] = frame.iloc[:, place].take([row[name] for name in found[group]]).array
-    if time is not None and time in found:
-        kind = frame.dtypes.iloc[names.index(time)]
-        if isinstance(kind, pandas.DatetimeTZDtype) or kind.kind == "M":
-            times = pandas.to_datetime(found[time], utc=True, format="ISO8601")
-            zone = getattr(kind, "tz", None)
-            found[time] = times.dt.tz_convert(zone) if zone is not None else times.dt.tz_localize(None)
-        elif kind.kind in "iuf":
-            found[time] = pandas.to_numeric(found[time])
-    return found
 
 
 #: the columns of an array's frame; each row is a step

@@ -136,7 +136,7 @@ def read_table(source: Any, delimiter: str = ",", option: str = "") -> Table:
     if isinstance(source, Table):
         return source
     if not isinstance(source, str | Path):
-        table = _of_frame("frame", _frame(source))
+        table = _of_frame("frame", as_pandas(source))
     else:
         path = Path(source).expanduser()
         if not path.is_file():
@@ -209,7 +209,7 @@ def _read_parquet(path: Path) -> Table:
     return _of_frame(str(path), frame)
 
 
-def _frame(source: Any) -> Any:
+def as_pandas(source: Any) -> Any:
     """A frame of pandas."""
     import pandas
 
