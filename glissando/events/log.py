@@ -11,7 +11,7 @@ and R categorical static columns.
 from __future__ import annotations
 
 from dataclasses import field
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -187,7 +187,7 @@ def parts(log: EventLog, data: EventsData, resolution: float = 0.0) -> tuple[Eve
                 f"{data.split or 'default'} leaves none there; give more events, or another data.valid_fraction"
             )
     read = known_codes(held.codes[:, None], train.codes[:, None])[:, 0]
-    changed = {
+    changed: dict[str, Any] = {
         "codes": np.where(held.scored, held.codes, read),
         "mark_codes": known_codes(held.mark_codes, train.mark_codes),
         "static_codes": known_codes(held.static_codes, train.static_codes),
