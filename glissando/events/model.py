@@ -203,7 +203,7 @@ class EventModel(TableModel):
             seen = there.bool() if mask is None else there.bool() & mask.unsqueeze(-1)
             known = history(scaled, seen, gaps, past if state is None else state.past)
             parts += [scaled, there, known.value, logarithm(known.age), known.mean, known.number.log1p() / 3]
-        parts.append(self._facts(len(codes), static, static_codes).unsqueeze(1).expand(-1, codes.shape[1], -1))
+        parts.append(self._facts(codes.shape[0], static, static_codes).unsqueeze(1).expand(-1, codes.shape[1], -1))
 
         ctx = Context(mask, gaps if "dt" in self.depth.accepts else None, control, donate, memo)
         read = self.entry(torch.cat(parts, -1)) + self.embedding(codes)

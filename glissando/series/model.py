@@ -238,7 +238,7 @@ class SeriesModel(TableModel):
         known = history(values, observed, gaps, past if state is None else state.past)
         units = own(known, self.law)
         values = torch.where(observed, (values - units.centre) / units.scale, 0)
-        facts = self._facts(len(x), None if static is None else static.to(x), static_codes).unsqueeze(1)
+        facts = self._facts(x.shape[0], None if static is None else static.to(x), static_codes).unsqueeze(1)
         read = self._features(values, observed, gaps, units.known, facts, future)
 
         after = Context(mask, self._duration(gaps), control, donate, memo)
