@@ -182,10 +182,11 @@ def test_an_end_that_is_said_twice_differently(tmp_path):
 # ---------------------------------------------------------------------- laws
 
 
-def test_the_likelihood_of_a_split_by_time_adds_up():
+@pytest.mark.parametrize("end", ["200", None])  # a series that ends with its last event is censored at the cut, too
+def test_the_likelihood_of_a_split_by_time_adds_up(end):
     source = logs(ties=0.2)
-    model, prepared = model_of(source, split="future", end="200", resolution="1")
-    data = from_dict(EventsData, {"group": "id", "time": "t", "kind": "kind", "time_unit": "d", "end": "200"}, "data")
+    model, prepared = model_of(source, split="future", end=end, resolution="1")
+    data = from_dict(EventsData, {"group": "id", "time": "t", "kind": "kind", "time_unit": "d", "end": end}, "data")
     whole, _ = read_events(data, source, prepared.encoding)
     train, held, _ = parts(whole, from_dict(EventsData, {"split": "future"}, "data"), 1.0)
     both = total(model, train, prepared) + total(model, held, prepared)
@@ -209,6 +210,18 @@ def test_categories_of_the_held_out_part_alone_are_unknown_there():
     assert held.mark_codes.ravel().tolist() == [2, 2, 1]
     assert held.static_codes.ravel().tolist() == [1]
     assert train.mark_codes.min() == train.static_codes.min() == 2
+
+
+def test_times_with_all_digits_of_a_float_are_read(tmp_path):
+    """As pandas writes them: more digits than an integer has."""
+    source = frame("a 0.00012345678901234567 k\na 61.50000000000000012 m\nb 12.3 k\nb 99.25 k")
+    source.to_csv(tmp_path / "log.csv", index=False)
+    log, _ = read(str(tmp_path / "log.csv"))
+    assert log.gaps[[1, 3]] == pytest.approx([61.5 - 0.00012345678901234567, 99.25 - 12.3], rel=1e-15)
+    assert log.clock.written([0, 1], [0, 86.95])[1] == "99.25"
+    assert any("times rounded to 1e-1" in line for line in log.report)
+    with pytest.raises(DataError, match="too far apart"):
+        read(frame(f"a {-(2**63)} k\na {2**63} k"))
 
 
 def test_windows_with_a_whole_past_score_as_one():

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from itertools import count
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -151,13 +152,16 @@ class _Reader:
         start, end = self._moments("start"), self._moments("end")
         values, measured = self._values()
         read = [times(self.table, str(data.time), self._form), measured, start[0], end[0]]
-        (ticks, of_values, of_start, of_end), line = _common(read)
+        (ticks, of_values, of_start, of_end), line, coarse = _common(read)
+        if coarse > 1:
+            self.report.append(f"times rounded to {1 / line.per:g} {self.fixed.unit}: they have more digits than fit")
         since, until = (
             _Moments.of(each, series, len(self.names)) for each, (_, series) in ((of_start, start), (of_end, end))
         )
         codes, raw = self._kinds(ticks, since, until)
         steps = self._merged(self._event_steps(ticks, codes, raw))
-        steps = _joined([steps, self._value_steps(values, of_values), _start_steps(since)])
+        starts = _blank(np.flatnonzero(since.known), since.ticks[since.known], _START)
+        steps = _joined([steps, self._value_steps(values, of_values), starts])
         return self._made(self._within(steps, since, until), since, until, line, values)
 
     @property
@@ -459,37 +463,33 @@ class _Reader:
         return found if found >= _FINE * float(np.median(waits)) else 0.0
 
 
-def _common(parts: Sequence[Times]) -> tuple[list[np.ndarray], _Line]:
-    """Ticks of several columns on one line of time, int64 since the earliest, or float64."""
+def _common(parts: Sequence[Times]) -> tuple[list[np.ndarray], _Line, int]:
+    """Ticks of several columns on one line of time, int64 since the earliest, or float64; and how many of their own
+    ticks one of int64 is: more than 1 where these have more digits than fit."""
     filled = [part for part in parts if len(part.ticks)]
     if any(part.ticks.dtype.kind == "f" for part in filled):
-        return [part.between(part.ticks) for part in parts], _Line(0, 1)
+        return [part.between(part.ticks) for part in parts], _Line(0, 1), 1
     per = max(part.per for part in filled)
-    origin = min(int(part.ticks.min()) * (per // part.per) for part in filled)
-    return [_since(part, per, origin) for part in parts], _Line(origin, per)
+    ends = [int(end) * (per // part.per) for part in filled for end in (part.ticks.min(), part.ticks.max())]
+    coarse = next(10**n for n in count() if (max(ends) - min(ends)) // 10**n < 2**62)
+    if per % coarse:
+        raise DataError("the times of the tables lie too far apart for their digits: correct the outlier")
+    origin = (min(ends) + coarse // 2) // coarse
+    return [_since(part, per, origin, coarse) for part in parts], _Line(origin, per // coarse), coarse
 
 
-def _since(part: Times, per: int, origin: int) -> np.ndarray:
+def _since(part: Times, per: int, origin: int, coarse: int) -> np.ndarray:
     factor = per // part.per
-    if part.ticks.dtype != object and factor * int(np.abs(part.ticks).max(initial=0)) < 2**62 > abs(origin):
+    small = part.ticks.dtype != object and factor * int(np.abs(part.ticks).max(initial=1)) < 2**62 > abs(origin)
+    if coarse == 1 and small:
         return part.ticks * factor - origin
-    found = part.ticks.astype(object) * factor - origin
-    if len(found) and max(found) >= 2**62:
-        raise DataError(
-            "the times of the tables lie too far apart for their digits: round them, or correct the outlier"
-        )
-    return found.astype(np.int64)
+    return ((part.ticks.astype(object) * factor + coarse // 2) // coarse - origin).astype(np.int64)
 
 
 def _blank(series: np.ndarray, ticks: np.ndarray, rank: int) -> _Steps:
     """Steps that are no events."""
     none = np.full(len(series), -1)
     return _Steps(series, ticks, np.full(len(series), rank), np.full(len(series), NONE), none, none, none)
-
-
-def _start_steps(since: _Moments) -> _Steps:
-    series = np.flatnonzero(since.known)
-    return _blank(series, since.ticks[series], _START)
 
 
 def _joined(parts: Sequence[_Steps]) -> _Steps:
