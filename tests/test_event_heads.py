@@ -104,6 +104,7 @@ def test_intervals_of_a_normal_are_those_of_scipy_in_both_tails_and_both_precisi
     logs = stats.norm.logpdf(points) + np.log(weights)
     quadrature = special.logsumexp(logs, -1) + np.log(width.numpy() / 2)
     assert np.allclose(_log_normal_between(upper, width)[:, :5], quadrature[:, :5], rtol=1e-7, atol=5e-5)
+    assert np.allclose(_log_normal_between(upper, width)[3:7, :3], quadrature[3:7, :3], rtol=0, atol=1e-8)
     single = _log_normal_between(upper.float(), width.float()).double()
     assert np.allclose(single, _log_normal_between(upper, width), rtol=2e-5, atol=1e-4)
 

@@ -69,6 +69,8 @@ def test_errors_coverage_and_intervals_by_channel() -> None:
         assert other["model_minus_low"] < other["model_minus"] < other["model_minus_high"] < 0
     assert found.figures["a"]["model"]["mase"] == pytest.approx(found.figures["a"]["model"]["mae"] / 2)
     assert "mase" not in found.figures["b"]["model"]
+    other = score_forecasts(given, head, ["a", "b"], naive=np.array([2.0, 4.0])).figures["b"][LAST]
+    assert other["mase"] == pytest.approx(other["mae"] / 4)
 
 
 def test_the_first_line_says_where_the_model_is_worse() -> None:
