@@ -45,6 +45,12 @@ NOT_RUN = {
     ("training.md", "glissando train --preset transformer-nano --data.kind hub_stream"): (
         "streams TinyStories; tests/data/test_hub_stream.py streams a local data set"
     ),
+    ("clusters.md", "glissando compare transformer-nano liquid-ssm-nano --budget tokens=2e6 --seeds 4 --on ray"): (
+        "a cluster of Ray; tests/test_compare_cluster.py starts one on this machine"
+    ),
+    ("extending.md", "glissando sums --model.mixer average --training.steps 1000 --out runs/sums"): (
+        "a command of the page's own package"
+    ),
     ("export.md", "glissando export runs/first --to web --out page"): (
         "npm fetches the runtime; tests/test_export_web.py opens such a page in a browser"
     ),
@@ -90,9 +96,13 @@ def runs(tmp_path_factory) -> Path:
     for name, head, row in (
         ("weather", "origin,time_hour,temp,wind_speed,wind_gust,pressure", "{0},{1:.0f},{2},{2},{2},"),
         ("nafld_labs", "id,days,test,value", "{0},{1:.0f},hdl,{2}"),
+        ("sensors", "sensor,when,x", "{0},{1:.0f},{2}"),
+        ("visits", "patient,when,age,x", "{0},{1:.0f},5{0},{2}"),
     ):
         rows = [row.format(one, 1e9 + 3600 * t, (3 * one + t) % 7) for one in range(8) for t in range(40)]
         (place / "data" / f"{name}.csv").write_text("\n".join([head, *rows]) + "\n")
+    for name in ("sensors", "visits"):
+        (place / "data" / f"{name}.csv").rename(place / f"{name}.csv")
     people = [f"{one},{40 + one},{one % 2},27,3000" for one in range(8)]
     (place / "data" / "nafld_subjects.csv").write_text("\n".join(["id,age,male,bmi,futime", *people]) + "\n")
     events = [f"{one},{300 * t - 900},{('nafld', 'htn', 'MI')[(one + t) % 3]}" for one in range(8) for t in range(9)]
@@ -108,6 +118,10 @@ def runs(tmp_path_factory) -> Path:
             "train --preset liquid-ssm-nano --training.steps 4 --out runs/liquid",
             "train --config examples/steer.yaml --out stages",
             "series example --out more.csv",
+            "series train --data.path data/nafld_labs.csv --data.group id --data.time days --data.channel test "
+            "--data.value value --out runs/labs",
+            "events train --data.path data/nafld_events.csv --data.group id --data.time days --data.kind event --out "
+            "runs/diagnoses",
         ):
             assert glissando(shrunk(shlex.split(line))) == 0, line
     finally:
@@ -134,7 +148,7 @@ def shrunk(words: list[str]) -> list[str]:
     """The command with a budget of some steps, and a small model if it makes one."""
     reduced = {"train": shrunk_training, "compare": shrunk_comparison}.get(words[0], lambda words: words)(list(words))
     if words[0] == "generate":
-        reduced += ["--max_tokens", "4"]
+        reduced = with_options(reduced, {"max_tokens": "4"})
     if words[0] == "steer":
         reduced += ["--values", "[-1, 0, 1]"]
         reduced += ["--max_tokens", "8", "--cost_rows", "2"]
@@ -208,7 +222,8 @@ def braces(word: str) -> list[str]:
 
 
 def serve_until_it_answers(words: list[str]) -> None:
-    command = [sys.executable, "-m", "glissando", *(word for word in words if word != "--open"), "--port", "0"]
+    words = with_options([word for word in words if word != "--open"], {"port": "0"})
+    command = [sys.executable, "-m", "glissando", *words]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
         try:
             assert server.stdout is not None
@@ -230,7 +245,7 @@ def test_the_commands_of_a_page_run(page, runs, tmp_path, monkeypatch, capsys):
         page == where and command.startswith(what) for where, what in NOT_RUN
     )]  # fmt: skip
     made = {value(shlex.split(command), "--out") for command in ran}
-    for run in ("runs/first", "runs/liquid", "runs/dial", "runs/stories"):
+    for run in ("runs/first", "runs/liquid", "runs/dial", "runs/stories", "runs/labs", "runs/diagnoses"):
         if run in made:
             shutil.rmtree(run)
     if not any(value(shlex.split(command), "--out") == "runs/book" for command in ran):
@@ -240,7 +255,7 @@ def test_the_commands_of_a_page_run(page, runs, tmp_path, monkeypatch, capsys):
         words = [f"pictures-{next(folders)}" if word == "DIR" else word for word in shlex.split(command)[1:]]
         words = shrunk(words)
         print(f"$ glissando {shlex.join(words)}")
-        if words[0] == "serve":
+        if "serve" in words[:2]:
             serve_until_it_answers(words)
         elif "--training.devices" in words:  # its processes are started as this one was
             subprocess.run([sys.executable, "-m", "glissando", *words], check=True)
