@@ -9,6 +9,7 @@ import torch
 from tolerances import assert_close
 from torch import Tensor
 
+from glissando.series.anchor import _own
 from glissando.series.history import Past, at, history, nothing
 
 
@@ -90,3 +91,9 @@ def test_ages_stay_exact_in_float32():
     found = history(torch.randn(1, 2000, 1), observed, gaps)
     assert found.age.dtype == torch.float32
     assert_close(found.age[0, 3::4, 0], torch.full((500,), 3e-3), tolerance=1e-8)
+
+
+def test_the_anchor_reads_the_age_that_the_last_value_has_when_it_is_asked_for() -> None:
+    known = Past(*(torch.tensor([[[value]]], dtype=torch.float64) for value in (2.0, 0.5, 1.0, 3.0, 0.0)))
+    found = _own(known, torch.full((1, 1), 1.5, dtype=torch.float64), [0])
+    assert found[0, 0, 0, 7] == pytest.approx(math.log1p(0.5 + 1.5))
