@@ -14,6 +14,7 @@ from glissando.growth import Grown, Growth, grow_by
 from glissando.imports import copies
 from glissando.loading import load
 from glissando.model import LanguageModel
+from glissando.run_files import TEXTS
 from glissando.runs import Run
 from glissando.training.moments import POWERS, Moments, checkpoint_moments, read_moments, write_moments
 from glissando.training.shares import Share, held_shares, noted
@@ -45,7 +46,7 @@ def grow_run(source: str | Path, out: str | Path, by: Growth) -> Run:
     config["model"] = to_dict(grown.model.config)
     if grown_shares := record(grown, before.get("grown", {}), held_shares(before, checkpoint)):
         config["grown"] = grown_shares
-    new = Run.create(out)
+    new = Run.create(out, {TEXTS: texts} if (texts := run.read_environment().get(TEXTS)) else None)
     if (tokenizer := run.read_tokenizer()) is not None:
         new.write_tokenizer(tokenizer)
     if moments:
