@@ -41,7 +41,7 @@ COMMON = {
     "model.block.mlp.hidden": None, "model.depth.kind": "discrete", "model.norm": "layer",
     "model.final_norm": True, "model.init": "torch", "model.representation": "real",
     "data.tokenizer.kind": "bytes", "training.optimizer.beta2": 0.999, "training.optimizer.weight_decay": 0.01,
-    "training.schedule.warmup_steps": 0, "training.accumulate": 1,
+    "training.schedule.warmup_steps": 0, "training.accumulate": 1, "training.carry": 0.0,
     "training.gradient_checkpointing": False, "training.validate_every": None, "training.save_every": None,
     "training.sample_every": None, "training.log_every": 10,
 }
