@@ -18,6 +18,8 @@ FEWER_ROWS = {"tauformer": (2, 2), "tauformer-100m": (1, 1), "liquid-ssm": (1, 1
 SLOW = (
     "continuous-transformer", "gpt", "hybrid-ode", "liquid-ssm", "liquid-ssm-dense", "tauformer", "tauformer-100m",
     "transformer", "transformer-plus",
+    # Of parts that the quick ones train, too, or, for tau, test_calibration.py.
+    "composite-nano", "continuous-transformer-nano", "delta-nano", "tauformer-nano", "transformer-plus-nano",
 )  # fmt: skip
 
 

@@ -61,6 +61,7 @@ def healthy(url: str) -> Iterator[None]:
     slowest, took, over = max(probe() for _ in range(20)), [], threading.Event()
 
     def watch() -> None:
+        took.append(probe())  # an attack may be over before the first wait
         while not over.wait(0.01):
             took.append(probe())
 
@@ -73,7 +74,7 @@ def healthy(url: str) -> Iterator[None]:
         watching.result()
     # A tenth may be slower: others use this machine too.
     assert sorted(took)[len(took) * 9 // 10] < max(0.1, 5 * slowest)
-    assert max(took, default=0) < max(2.0, 20 * slowest)
+    assert max(took) < max(2.0, 20 * slowest)
 
 
 # ---------------------------------------------------------------------- what is sent
