@@ -114,7 +114,7 @@ def draw_histories(tracks: Sequence[Track], kinds: Sequence[str], out: Path, uni
         low = np.quantile(track.hazards[:, drawn].max(1), 0.02) / factor
         if top > 30 * max(low, 1e-12):
             below.set_yscale("log")
-            below.set_ylim(max(low, 1e-5 * top) / 10, None)
+            below.set_ylim(max(low / 3, 1e-3 * top), None)  # a log-normal's hazard is 0 right after an event
         else:
             below.set_ylim(0, 1.3 * top)
         below.set_xlabel(f"time since the first step ({unit})")

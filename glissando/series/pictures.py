@@ -107,7 +107,9 @@ def readable(unit: str, longest: float) -> tuple[float, str]:
     """A factor and a unit in which times up to `longest`, in `unit`, have few digits: 172,800 s are 2 d."""
     if unit not in SECONDS:
         return 1.0, unit
-    usual = [name for name in ("ms", "s", "min", "h", "d", "y") if longest * SECONDS[unit] >= 5 * SECONDS[name]]
+    seconds = longest * SECONDS[unit]
+    names = ("ms", "s", "min", "h", "d", "y")
+    usual = [name for name in names if seconds >= (0.1 if name == unit else 5) * SECONDS[name]]
     better = usual[-1] if usual else unit
     return SECONDS[unit] / SECONDS[better], better
 
@@ -149,15 +151,17 @@ def draw_errors(answers: Answers, head: Head, channels: Sequence[str], out: Path
         distances = {"horizon": factor * answers.horizon, **distances}
     figure, every = figure_and_axes(len(distances), len(drawn))
     for axes, (number, (name, distance)) in zip(every, itertools.product(drawn, distances.items()), strict=True):
-        chosen, top = answers.channel == number, 0.0
+        chosen, curves = answers.channel == number, dict[str, tuple[np.ndarray, np.ndarray]]()
         for who in (*answers.baselines, "model"):
             forecast = (means[chosen], 0.0) if who == "model" else answers.baseline(who, chosen)
             if forecast is None:
                 continue
             x, y = _binned(distance[chosen], (forecast[0] - answers.target[chosen]) ** 2)
-            axes.plot(x, np.sqrt(y), marker="o", markersize=3, linewidth=1.4, color=_COLOURS.get(who), label=who)
-            if who != MEAN:  # far off where values drift: it may leave the picture
-                top = max(top, float(np.sqrt(y).max(initial=0)))
+            curves[who] = x, np.sqrt(y)
+        top = max(float(y.max(initial=0)) for who, (_, y) in curves.items() if who != MEAN)
+        for who, (x, y) in curves.items():
+            if who != MEAN or y.min(initial=np.inf) < 1.5 * top:  # far off where values drift: it would not be seen
+                axes.plot(x, y, marker="o", markersize=3, linewidth=1.4, color=_COLOURS.get(who), label=who)
         positive = distance[chosen][distance[chosen] > 0]
         if len(positive) and np.nanmax(positive) > 100 * np.nanmin(positive):
             axes.set_xscale("log")
@@ -166,9 +170,12 @@ def draw_errors(answers: Answers, head: Head, channels: Sequence[str], out: Path
         axes.set_ylim(0, 1.5 * top or None)
         axes.set_xlabel(f"{name} ({unit})")
         axes.set_ylabel(f"error of {channels[number]}")
-    handles, labels = every[0].get_legend_handles_labels()
+    named = {
+        label: handle for axes in every for handle, label in zip(*axes.get_legend_handles_labels(), strict=True)
+    }  # fmt: skip
+    labels = list(named)
     figure.legend(
-        handles,
+        named.values(),
         labels,
         loc="outside upper center",
         ncols=min(3, len(labels)) if len(distances) == 1 else len(labels),
