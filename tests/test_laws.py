@@ -209,7 +209,7 @@ def test_answers_depend_on_differences_of_times(case: str):
         assert_close(model(ids, dt=later)[0], model(ids, dt=dt)[0], "outputs")
 
 
-@cases
+@presets_slow
 def test_donated_states_compute_the_same(case: str):
     """A prompt in chunks, then token by token; ragged, some rows pausing, where masks are taken."""
     model = build(case)
