@@ -29,6 +29,7 @@ from glissando.config import from_dict
 from glissando.data.base import Corpus
 from glissando.data.corpora import CORPORA, build_corpus
 from glissando.errors import RunError
+from glissando.evaluation.carried import score_carried
 from glissando.evaluation.steering import Dials, sweep, trial
 from glissando.generation import tokenizer_of
 from glissando.metrics import read_metrics
@@ -145,6 +146,8 @@ def figures(packed: Path, data_of: Path) -> dict[str, Any]:
     if corpus.entropy_floor is not None:
         found["floor"] = round(corpus.entropy_floor, 4)
     found["held_out_bytes"] = result["bytes"]
+    if Run.open(data_of).read_config()["training"].get("carry"):
+        found["carried"] = round(score_carried(model, corpus.batches("valid")).bits()["carried"], 4)
     if model.config.controls and corpus.has_oracle:
         found["dials"] = success(model, corpus)
     return {"parameters": model.num_parameters(), "figures": found}
@@ -194,6 +197,8 @@ def _sections(packed: Path, name: str, front: dict[str, Any]) -> str:
         f"Measured with this file, whose matrices are int8: {f['bits_per_byte']:.4f} bits per byte on "
         f"{f['held_out_bytes']:,} held-out bytes{given}{floor}.",
     ]
+    if "carried" in f:
+        lines.append(f"Read as one text, whose state is never emptied, the same bytes take {f['carried']:.4f}.")
     for dial, rates in f.get("dials", {}).items():
         low, high = rates["success_at_-1"], rates["success_at_+1"]
         lines.append(f"Dial `{dial}`, of 32 held-out prompts: {low:.0%} end as asked at -1, {high:.0%} at +1.")
