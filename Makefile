@@ -58,9 +58,7 @@ types: .venv/.installed
 tests: .venv/.installed
 	@# Their models are too small for threads to pay; processes do. A file stays in one, with what its tests share.
 	@# Bytecode is kept even where the environment says otherwise: each process would compile 200 files of tests anew.
-	@# One process more than there are cores, because some tests wait for servers and browsers.
-	PYTEST_XDIST_AUTO_NUM_WORKERS=$$(($$(getconf _NPROCESSORS_ONLN) + 1)) PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 \
-		$(BIN)/python -m pytest -n auto --maxprocesses 8 --dist loadfile
+	PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --maxprocesses 8 --dist loadfile
 
 examples: .venv/.installed
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/test_examples.py -m 'example and not slow' -n auto --maxprocesses 8 --dist worksteal
