@@ -71,7 +71,7 @@ def presents(model: EventModel, log: EventLog, steps: Steps, window: int) -> Ite
         inputs = {name: moved(part, model.time_scale) for name, part in inputs.items()}
         state = model.init_state(len(chosen))
         if (past := inputs.pop("past", None)) is not None:
-            state = state._replace(past=type(past)(*(a.to(b) for a, b in zip(past, state.past, strict=True))))
+            state = past.put_into(state)
         h, after = model(inputs.pop("codes"), state, **inputs)
         assert after is not None
         rows, at = torch.arange(len(chosen), device=device), torch.from_numpy(real.sum(1) - 1).to(device)

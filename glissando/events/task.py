@@ -112,8 +112,7 @@ def features(
     like = model.time_scale
     inputs = {name: moved(part, like) for name, part in batch.inputs.items()}
     if state is not None and "past" in inputs:  # what is known does not depend on the state that layers start from
-        past = inputs.pop("past")
-        state = state._replace(past=Past(*(part.to(own) for part, own in zip(past, state.past, strict=True))))
+        state = inputs.pop("past").put_into(state)
     run = torch.compile(_features, dynamic=False) if compiled else _features
     targets = Targets(*(part.to(like.device) for part in batch.targets))
     h, after = run(model, state, inputs)

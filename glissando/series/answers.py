@@ -34,8 +34,7 @@ def advance(model: SeriesModel, batch: Batch, compiled: bool = False, state: Any
     like = model.output_scale
     inputs = {name: _moved(value, like) for name, value in batch.inputs.items()}
     if state is not None:  # what is known of a series does not depend on the state that its layers start from
-        past = inputs.pop("past")
-        state = state._replace(past=Past(*(part.to(own) for part, own in zip(past, state.past, strict=True))))
+        state = inputs.pop("past").put_into(state)
     run = torch.compile(_run, dynamic=False) if compiled else _run
     y, after = run(model, batch.x.to(like), state, inputs)
     if batch.labels is not None and batch.labels.ndim == 1:

@@ -17,7 +17,6 @@ from glissando.backbone import ModelState
 from glissando.progress import track
 from glissando.series.answers import answers_of
 from glissando.series.batches import Floats, Ints, Steps
-from glissando.series.history import Past
 from glissando.series.model import SeriesModel
 from glissando.series.panel import Panel
 from glissando.series.scores import SEASON, Answers, period_of, seasonal_values
@@ -59,9 +58,7 @@ def read(model: SeriesModel, steps: Steps, at: Ints, window: int) -> tuple[Model
     index = last.unsqueeze(1) + place
     mask = index >= begin.unsqueeze(1)
     index = torch.where(mask, index, begin.unsqueeze(1))
-    state = model.init_state(len(last))
-    known = steps.before(begin)
-    state = state._replace(past=Past(*(part.to(like) for part, like in zip(known, state.past, strict=True))))
+    state = steps.before(begin).put_into(model.init_state(len(last)))
     if index.shape[1] > 1:
         read_before = step_inputs(model, steps, index[:, :-1])
         kept = mask[:, :-1].to(read_before["x"].device)

@@ -17,6 +17,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from glissando.backbone import ModelState
 from glissando.kernels.precise import widest
 
 #: k, the number of values whose deviation is that of other series
@@ -31,6 +32,10 @@ class Past(NamedTuple):
     mean: Tensor  # of all values so far
     number: Tensor  # how many values so far
     square: Tensor  # sum of their squared deviations from that mean
+
+    def put_into(self, state: ModelState) -> ModelState:
+        """The state of a model with this in the place of what it knew, each part in the type that it had there."""
+        return state._replace(past=Past(*(part.to(before) for part, before in zip(self, state.past, strict=True))))
 
     @property
     def ever(self) -> Tensor:
