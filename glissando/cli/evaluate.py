@@ -59,6 +59,7 @@ def _score(options: Options) -> None:
     from glissando.data.textfile import open_files
     from glissando.evaluation.carried import score_carried
     from glissando.evaluation.plots import plot_loss
+    from glissando.progress import track
     from glissando.run_files import require_texts
     from glissando.runs import Run
 
@@ -83,7 +84,9 @@ def _score(options: Options) -> None:
     if not options.json:
         print(table(result), flush=True)
     if options.carry:
-        carried = score_carried(model, corpus.batches("valid"))
+        total = sum(1 for _ in corpus.batches("valid"))
+        batches = track(corpus.batches("valid"), "reading it as one text", total=total, unit="batches")
+        carried = score_carried(model, batches)
         result["carried"] = carried.as_dict()
         if not options.json:
             print(carried.table(), flush=True)
