@@ -17,10 +17,11 @@ from torch import Tensor
 
 from glissando.errors import RunError
 from glissando.storage import MANIFEST, load_tensors, remove_directory, verify_manifest, write_atomic
-from glissando.trees import load_tree
 
 CHECKPOINTS, BEST, LATEST = "checkpoints", "best", "latest"
 WEIGHTS = "model.safetensors"
+#: all else that a training goes on from: plain values, and tensors optimizer/PARAMETER/KEY and lanes/LANE/NUMBER
+TRAINER, TRAINER_TENSORS = "trainer.json", "trainer.safetensors"
 #: in the checkpoint of a sharded training: its tensors, see glissando.shards
 SHARDS = "shards"
 #: so many of the latest checkpoints stay: one that is intact, should the newest be damaged
@@ -152,12 +153,23 @@ def of_model(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
 def saved_optimizer(checkpoint: Path) -> dict[str, dict[str, Tensor]]:
     """What the optimizer kept of each parameter, by its name; as `saved_weights`."""
     if not (checkpoint / SHARDS).is_dir():
-        return dict(load_tree(checkpoint, "trainer", partial(intact_advice, checkpoint))["optimizer"])
+        verify_manifest(checkpoint, [TRAINER_TENSORS], partial(intact_advice, checkpoint))
+        return by_parameter(below("optimizer", load_tensors(checkpoint / TRAINER_TENSORS)))
     verify_manifest(checkpoint, advice=partial(intact_advice, checkpoint))
     from glissando.shards import read_whole
 
+    return by_parameter(read_whole(checkpoint, "optimizer"))
+
+
+def below(part: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Those of the tensors that are named part/NAME, by NAME."""
+    return {name.removeprefix(f"{part}/"): value for name, value in tensors.items() if name.startswith(f"{part}/")}
+
+
+def by_parameter(tensors: Mapping[str, Tensor]) -> dict[str, dict[str, Tensor]]:
+    """Tensors named PARAMETER/KEY as a dictionary for each parameter."""
     states: dict[str, dict[str, Tensor]] = {}
-    for name, value in read_whole(checkpoint, "optimizer").items():
+    for name, value in tensors.items():
         parameter, _, key = name.rpartition("/")
         states.setdefault(parameter, {})[key] = value
     return states

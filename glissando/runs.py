@@ -57,7 +57,6 @@ from glissando.storage import (
     read_json,
     read_manifest,
     record,
-    refuse_pickle,
     save_manifest,
     save_tensors,
     verify_manifest,
@@ -320,7 +319,6 @@ class Run:
 
     def read_tensors(self, name: str) -> dict[str, Tensor]:
         """Those of a safetensors file of the run, after checking its digest; raises as `read_state_dict`."""
-        refuse_pickle(self.path / name)
         verify_manifest(self.path, [name], self._advice)
         return load_tensors(self.path / name)
 

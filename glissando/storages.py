@@ -1,25 +1,20 @@
 """Storages that fsspec reaches, and what one of them may do to this machine: as little as a run (glissando.untrusted).
 
-Of a file no more is fetched than it may have, a fetch that stalls ends with an error after STALL_SECONDS, and passwords
-in URLs are not shown.
+Of a file no more is fetched than it may have, and passwords in URLs are not shown.
 """
 
 from __future__ import annotations
 
 import contextlib
-import functools
 import tempfile
-import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 from glissando.errors import RunError
 from glissando.storage import MANIFEST
-from glissando.untrusted import JSON_BYTES, STALL_BYTES, STALL_SECONDS
+from glissando.untrusted import JSON_BYTES
 from glissando.urls import is_redacted, redacted, whole_url
-
-T = TypeVar("T")
 
 
 class Place(NamedTuple):
@@ -41,20 +36,30 @@ class Place(NamedTuple):
             return file.read_bytes() if file.is_file() else None
 
     def get(self, name: str, into: Path, most: int) -> None:
-        """Fetch a file. Raises RunError for one of more than `most` bytes, after no more than a piece beyond, and for a
-        storage that sends less than STALL_BYTES in STALL_SECONDS."""
+        """Fetch a file. Raises RunError for one of more than `most` bytes, after no more than a piece beyond."""
+        from fsspec.callbacks import Callback
+
+        def require(size: int) -> None:
+            if size > most:
+                raise RunError(f"it has more than {most:,} bytes, which is all that it may have: it is not fetched")
+
+        class Received(Callback):
+            def call(self, *_: Any, **__: Any) -> None:
+                """By the storage, after every piece."""
+                require(self.value)
+
         into.parent.mkdir(parents=True, exist_ok=True)
         with _reaching("read", f"{self.url}/{name}"):
-            _get(self.fs, (self / name).root, into, most)
+            if not self.fs.async_impl:  # these may copy a file without a word
+                require(self.fs.info((self / name).root)["size"] or 0)
+            self.fs.get_file((self / name).root, str(into), callback=Received())
 
     def put(self, name: str, source: Path | bytes) -> None:
         """Write a file, whole or not at all where the storage keeps to that, as object stores do."""
         with _reaching("write", f"{self.url}/{name}"):
             try:
                 self._write(name, source)
-            except (
-                FileNotFoundError
-            ):  # storages with directories; with others, making one asks for rights on the bucket
+            except FileNotFoundError:  # storages with directories; with others, making one needs rights on the bucket
                 self.fs.makedirs(self.fs._parent((self / name).root), exist_ok=True)
                 self._write(name, source)
 
@@ -69,7 +74,7 @@ class Place(NamedTuple):
         with _reaching("list", self.url):
             self.fs.invalidate_cache()
             try:
-                found = _watched(lambda: self.fs.ls(self.root, detail=False))
+                found = self.fs.ls(self.root, detail=False)
             except FileNotFoundError:
                 return []
             # An object store may list the directory itself.
@@ -94,99 +99,12 @@ def place(url: str) -> Place:
     if is_redacted(url):
         raise RunError(f"{url} was written down without its password: give the whole URL again")
     try:
-        fs, root = fsspec.core.url_to_fs(url, **_bounded_listing(url.partition(":")[0]))
+        fs, root = fsspec.core.url_to_fs(url)
     except ImportError as error:
         raise RunError(f"{url} needs a package that is not installed: {error}") from _shown(error)
     except ValueError as error:
         raise RunError(f"no storage is known by the protocol of {url}: {error}") from _shown(error)
     return Place(fs, root, redacted(url))
-
-
-@functools.cache
-def _bounded_listing(protocol: str) -> dict[str, Any]:
-    """Options of a storage whose listing is a page that a server sends: fsspec reads it whole."""
-    if protocol not in ("http", "https"):
-        return {}
-    import aiohttp
-
-    class Bounded(aiohttp.ClientResponse):
-        async def read(self) -> bytes:
-            if self._body is None:
-                content = bytearray()
-                while piece := await self.content.read(STALL_BYTES):
-                    content += piece
-                    if len(content) > JSON_BYTES:
-                        raise RunError(f"a page of more than {JSON_BYTES:,} bytes")
-                self._body = bytes(content)
-            return self._body
-
-    return {"client_kwargs": {"response_class": Bounded}}
-
-
-def _get(fs: Any, source: str, into: Path, most: int) -> None:
-    """As `Place.get`."""
-    from fsspec.callbacks import Callback
-
-    class Received(Callback):
-        stopped = False
-
-        def call(self, *_: Any, **__: Any) -> None:
-            """By the storage, after every piece."""
-            require(self.value)
-            if self.stopped:
-                raise RunError("the fetch was given up")
-
-        def stop(self) -> None:
-            self.stopped = True
-
-    def require(size: int) -> None:
-        if size > most:
-            raise RunError(f"it has more than {most:,} bytes, which is all that it may have: it is not fetched")
-
-    def fetch() -> None:
-        if not fs.async_impl:  # these may copy a file without a word
-            require(fs.info(source)["size"] or 0)
-        fs.get_file(source, str(into), callback=received)
-
-    def size() -> int:
-        return max(into.stat().st_size if into.is_file() else 0, received.value)
-
-    received = Received()
-    _watched(fetch, size, received.stop)
-    require(size())
-
-
-def _watched(work: Callable[[], T], received: Callable[[], int] = int, stop: Callable[[], None] = lambda: None) -> T:
-    """What `work` returns or raises; it runs in a thread, and is given up where it stalls.
-
-    received  the number of bytes so far, of which STALL_BYTES have to come in STALL_SECONDS
-    stop      called where `work` is given up
-    """
-    ended, results, errors = threading.Event(), list[T](), list[BaseException]()
-
-    def run() -> None:
-        try:
-            results.append(work())
-        except BaseException as error:  # noqa: BLE001  raised below, in the thread that waits
-            errors.append(error)
-        ended.set()
-
-    threading.Thread(target=run, name="fetching", daemon=True).start()
-    before = 0
-    try:
-        while not ended.wait(STALL_SECONDS):
-            if (now := received()) - before < STALL_BYTES:
-                raise RunError(
-                    f"it sent {now - before:,} bytes in the last {STALL_SECONDS:g} s, and at least {STALL_BYTES:,} are "
-                    "expected; try again later"
-                )
-            before = now
-    finally:
-        if not ended.is_set():
-            stop()
-    if errors:
-        raise errors[0]
-    return results[0]
 
 
 @contextlib.contextmanager

@@ -27,8 +27,6 @@ IMPORTS = "imports"
 JSON_BYTES = 1 << 25
 #: largest file of a run that is fetched from a URL, but for tensors
 FILE_BYTES = 1 << 28
-#: a fetch ends with an error where a server sends less than so much in so many seconds
-STALL_BYTES, STALL_SECONDS = 1 << 16, 60.0
 
 
 def require_inner_names(names: Iterable[str], where: str) -> None:

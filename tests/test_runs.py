@@ -192,14 +192,6 @@ def test_damaged_weights_name_the_file_and_the_checkpoint(tmp_path, damage):
         Run.open(run.path).read_state_dict()
 
 
-def test_pickled_weights_are_refused(tmp_path):
-    run = make(tmp_path / "run")
-    torch.save(WEIGHTS, run.path / "model.safetensors")
-    relist(run)
-    with pytest.raises(RunError, match=r"model\.safetensors is a pickle"):
-        Run.open(run.path).read_state_dict()
-
-
 @pytest.mark.parametrize("name", ["config.yaml", "environment.json", "tokenizer.json"])
 def test_damage_to_a_small_file_is_noticed_on_opening(tmp_path, name):
     run = make(tmp_path / "run")

@@ -379,24 +379,6 @@ def test_a_manifest_that_asks_for_too_much_is_refused_before_anything_is_fetched
     assert set(asked) == {"manifest.json", "latest"}
 
 
-@pytest.mark.parametrize("pieces", [0, 1])
-def test_a_storage_that_hangs_in_the_middle_is_given_up(monkeypatch, pieces):
-    """Also one that sends a byte now and then."""
-    pytest.importorskip("aiohttp")
-    monkeypatch.setattr(storages, "STALL_SECONDS", 0.2)
-    over = threading.Event()
-
-    def hang(handler: BaseHTTPRequestHandler, _: object) -> None:
-        handler.wfile.write(b"{")
-        while not over.wait(0.01 if pieces else 30):
-            handler.wfile.write(b" ")
-
-    with served({"/run/manifest.json": hang}) as (url, _):
-        with pytest.raises(RunError, match=r"manifest\.json: it sent \d+ bytes in the last 0\.2 s"):
-            fetched(f"{url}/run")
-        over.set()
-
-
 def test_a_series_run_reads_no_other_table_and_signs_no_damage(tmp_path, diary):
     table = tmp_path / "table.csv"
     table.write_text("t,a\n" + "".join(f"{i},{(i * 7) % 11}\n" for i in range(200)))

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from torch import Tensor
 
-from glissando.checkpoints import saved_optimizer
+from glissando.checkpoints import by_parameter, saved_optimizer
 from glissando.runs import OPTIMIZER, Run
 
 #: the optimizer's tensors of each parameter, by its names for them
@@ -48,10 +48,6 @@ def read_moments(run: Run) -> Moments:
 
     Raises RunError if the file is damaged.
     """
-    moments: Moments = {}
     if run.checkpoint is not None or not (run.path / OPTIMIZER).is_file():
-        return moments
-    for path, value in run.read_tensors(OPTIMIZER).items():
-        name, _, key = path.rpartition("/")
-        moments.setdefault(name, {})[key] = value
-    return moments
+        return {}
+    return by_parameter(run.read_tensors(OPTIMIZER))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -13,15 +14,24 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from glissando.checkpoints import SHARDS, WEIGHTS, intact_advice, saved_optimizer, saved_weights
+from glissando.checkpoints import (
+    SHARDS,
+    TRAINER,
+    TRAINER_TENSORS,
+    WEIGHTS,
+    below,
+    by_parameter,
+    intact_advice,
+    saved_optimizer,
+    saved_weights,
+)
 from glissando.errors import RunError
 from glissando.kernels.precise import widest
 from glissando.runs import CONFIG
 from glissando.sharding import local, local_norms
-from glissando.storage import RETRAIN, publish_directory, save_tensors, verify_manifest
+from glissando.storage import RETRAIN, load_tensors, publish_directory, read_json, save_tensors, verify_manifest
 from glissando.training.optimizer import empty_state
 from glissando.training.task import Sums
-from glissando.trees import load_tree, save_tree
 
 
 def over_processes(mine: Sums, gradients: list[Tensor], world_size: int) -> tuple[Sums, list[float]]:
@@ -89,16 +99,19 @@ class TrainState:
 
         group   of the processes that each write their own shards, all of which call this; None: tensors are whole
 
-        Raises RunError if it cannot be written, TypeError that names a value that is no tensor, number, text or list.
+        Raises RunError if it cannot be written, TypeError for a value that JSON does not have.
         """
         rest = {each.name: getattr(self, each.name) for each in dataclasses.fields(self)}
-        model, rest["unlogged"] = rest.pop("model"), dataclasses.asdict(self.unlogged)
+        model, optimizer, lanes = rest.pop("model"), rest.pop("optimizer"), rest.pop("lanes")
+        rest |= {"unlogged": dataclasses.asdict(self.unlogged), "lanes": [len(tensors) for tensors in lanes]}
+        kept = {f"lanes/{lane}/{n}": leaf for lane, tensors in enumerate(lanes) for n, leaf in enumerate(tensors)}
+        moments = {f"optimizer/{name}/{key}": value for name, own in optimizer.items() for key, value in own.items()}
 
         def fill(directory: Path) -> None:
             if group is None:
                 save_tensors(directory / WEIGHTS, model)
-            save_tree(directory, rest, "trainer")
-            for name, data in (files or {}).items():
+            save_tensors(directory / TRAINER_TENSORS, kept if group else kept | moments)
+            for name, data in {**(files or {}), TRAINER: json.dumps(rest).encode()}.items():
                 (directory / name).parent.mkdir(exist_ok=True)
                 (directory / name).write_bytes(data)
 
@@ -107,10 +120,7 @@ class TrainState:
             return
         from glissando.shards import publish_shards
 
-        shards = {f"model/{name}": value for name, value in model.items()}
-        for name, own in rest.pop("optimizer").items():
-            shards |= {f"optimizer/{name}/{key}": value for key, value in own.items()}
-        publish_shards(path, shards, fill, group)
+        publish_shards(path, {f"model/{name}": value for name, value in model.items()} | moments, fill, group)
 
     @classmethod
     def load(cls, path: str | Path, tensors: bool = True) -> TrainState:
@@ -122,18 +132,29 @@ class TrainState:
         Raises RunError if it is missing, incomplete, damaged, or of a version that saved something else.
         """
         directory = Path(path)
-        rest = load_tree(directory, "trainer", partial(intact_advice, directory))
         is_sharded = (directory / SHARDS).is_dir()
-        if is_sharded and not tensors:
-            verify_manifest(directory)  # `read_shards` reads them next
-        rest |= {"optimizer": saved_optimizer(directory) if tensors else {}} if is_sharded else {}
-        if not {"step", "optimizer", "random"} <= rest.keys() <= {each.name for each in dataclasses.fields(cls)}:
+        verify_manifest(
+            directory, None if is_sharded else [TRAINER, TRAINER_TENSORS], partial(intact_advice, directory)
+        )
+        rest, kept = (
+            read_json(directory / TRAINER, "the state of a training"),
+            load_tensors(directory / TRAINER_TENSORS),
+        )
+        if (
+            not {"step", "unlogged", "lanes", "random"}
+            <= rest.keys()
+            <= {each.name for each in dataclasses.fields(cls)}
+        ):
             raise RunError(
                 f"{path} was saved by another version of glissando, and only that version can resume it. Start a new "
                 "training from its weights: glissando train --from RUN"
             )
-        model = saved_weights(directory) if tensors or not is_sharded else {}
-        return cls(**rest | {"model": model, "unlogged": Sums(**rest["unlogged"])})
+        rest["lanes"] = [[kept[f"lanes/{lane}/{n}"] for n in range(count)] for lane, count in enumerate(rest["lanes"])]
+        rest["unlogged"] = Sums(**rest["unlogged"])
+        if is_sharded and not tensors:
+            return cls(**rest)  # `read_shards` reads the others next
+        optimizer = saved_optimizer(directory) if is_sharded else by_parameter(below("optimizer", kept))
+        return cls(**rest, model=saved_weights(directory), optimizer=optimizer)
 
 
 def read_shards(path: Path, module: nn.Module, optimizer: torch.optim.Optimizer) -> None:

@@ -30,7 +30,7 @@ from torch import Tensor
 
 from glissando.errors import ConfigError, RunError
 from glissando.precision import exact, without_autocast
-from glissando.storage import refuse_pickle, save_tensors
+from glissando.storage import save_tensors
 
 FORMAT = "glissando laplacian 1"
 MEAN_DEGREE = 2.0  # of a long chain
@@ -301,7 +301,6 @@ def _read(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
 
     if not path.is_file():
         raise RunError(f"there is no file {path}; build one: glissando laplacian build --help.")
-    refuse_pickle(path)
     try:
         with safe_open(path, framework="pt") as file:
             return {name: file.get_tensor(name) for name in file.keys()}, dict(file.metadata() or {})  # noqa: SIM118
