@@ -17,7 +17,7 @@ from typing import Any
 from glissando.config import unregistered
 from glissando.errors import ConfigError, RunError
 from glissando.storage import MANIFEST, verify_manifest
-from glissando.untrusted import IMPORTS, code_to_copy, copy_name, imported_names, read_bounded
+from glissando.untrusted import IMPORTS, copy_name, file_name, imported_names, read_bounded
 
 #: the files imported in this process, by name
 _imported: dict[str, Path] = {}
@@ -59,16 +59,22 @@ def copies(run: Path | None, config: Mapping[str, Any]) -> dict[str, bytes]:
 
     run  where the configuration comes from, with copies of its own; None: from this process
 
-    Raises RunError for a file that was not imported here and has no intact copy in `run`.
+    Raises RunError for a file that was not imported here and has no intact copy in `run`: its path is not read.
     """
-
-    def copy_of(name: str) -> bytes | None:
-        if run is None or not (run / name).is_file():
-            return None
-        _verify(run, name)
-        return read_bounded(run / name)
-
-    return code_to_copy(config, _imported, copy_of, str(run or "the configuration"))
+    contents: dict[str, bytes] = {}
+    for name in imported_names(config):
+        copy = copy_name(name)
+        if file := _imported.get(file_name(name)):
+            contents[copy] = file.read_bytes()
+        elif run is not None and (run / copy).is_file():
+            _verify(run, copy)
+            contents[copy] = read_bounded(run / copy)
+        else:
+            raise RunError(
+                f"{run or 'the configuration'} was made with {name}, has no copy of it, and this process has not "
+                f"imported it; a path in a run is not read: if you trust that file, add --import {name}"
+            )
+    return contents
 
 
 def sections(to_train: bool, kind: str | None = None) -> dict[str, Any]:

@@ -8,13 +8,12 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.nn.modules.module import register_module_parameter_registration_hook
-from torch.overrides import TorchFunctionMode
 
 from glissando.backbone import for_saved_weights
 from glissando.config import flat, from_dict, merge, starting_differences
-from glissando.errors import ConfigError, RunError
+from glissando.errors import ConfigError, GlissandoError, RunError
 from glissando.model import LanguageModel, ModelConfig
 from glissando.runs import CONFIG, TOKENIZER, Run
 
@@ -70,62 +69,36 @@ def load(path: str | Path, overrides: Mapping[str, Any] | None = None, trust_imp
 def with_weights_of(run: Run, build: Callable[[], M]) -> M:
     """The model that `build` makes, with the run's weights, which set the precision.
 
-    Raises RunError where they do not fit, before anything of another size is made.
+    Raises RunError where they do not fit; of a configuration that is much larger than they are, no more is built.
     """
-    weights = run.read_state_dict()  # its RunError is a RuntimeError too, and its message has more than the one below
-    _require_fit(build, weights, run.path)
-    model = build()
+    weights = run.read_state_dict()
+    differ, this = f"the weights in {run.path} do not fit its configuration:", threading.get_ident()
+    tensors, numbers = 64 + _SPARE * len(weights), 1024 + _SPARE * sum(value.numel() for value in weights.values())
+
+    def count(module: nn.Module, name: str, value: nn.Parameter | None) -> None:
+        nonlocal tensors, numbers
+        if threading.get_ident() != this or value is None:
+            return
+        tensors, numbers = tensors - 1, numbers - value.numel()
+        if tensors < 0 or numbers < 0:
+            raise RunError(f"{differ} that makes a model several times larger than their {len(weights)} tensors")
+
+    hook = register_module_parameter_registration_hook(count)
+    try:
+        model = build()
+    except GlissandoError:
+        raise
+    except (RuntimeError, TypeError, OverflowError) as error:  # sizes beyond the memory, or beyond 64 bits
+        raise RunError(f"{differ} no model can be built of that: {error}") from error
+    finally:
+        hook.remove()
     if any(weights[name].dtype == torch.float64 for name, _ in model.named_parameters() if name in weights):
         model.double()
     try:
         model.load_state_dict(weights)
     except RuntimeError as error:
-        raise RunError(f"the weights in {run.path} do not fit its configuration: {error}") from error
+        raise RunError(f"{differ} {error}") from error
     return model
-
-
-def _require_fit(build: Callable[[], nn.Module], weights: Mapping[str, Tensor], path: Path) -> None:
-    """Build a model without memory, no further than `weights` reach, and compare its shapes with theirs.
-
-    Raises RunError that says where they differ.
-    """
-    differ = f"the weights in {path} do not fit its configuration:"
-    registered, this = [0, 0], threading.get_ident()
-    most = [64 + _SPARE * len(weights), 1024 + _SPARE * sum(value.numel() for value in weights.values())]
-
-    def count(module: nn.Module, name: str, value: nn.Parameter | None) -> None:
-        if threading.get_ident() != this or value is None:
-            return
-        registered[0], registered[1] = registered[0] + 1, registered[1] + value.numel()
-        if registered[0] > most[0] or registered[1] > most[1]:
-            raise RunError(f"{differ} that makes a model several times larger than their {len(weights)} tensors")
-
-    hook = register_module_parameter_registration_hook(count)
-    try:
-        with torch.device("meta"), _Undrawn():
-            shapes = {name: tuple(value.shape) for name, value in build().state_dict().items()}
-    except RunError:
-        raise
-    except (RuntimeError, TypeError, OverflowError) as error:  # sizes whose product is beyond 64 bits
-        if "meta" in str(error):
-            return  # a mixer of a user's own that computes with numbers as it is built: loading compares the shapes
-        raise RunError(f"{differ} no model can be built of that: {error}") from error
-    finally:
-        hook.remove()
-    for name in sorted({*shapes, *weights}, key=lambda name: (name in shapes and name in weights, name)):
-        theirs = tuple(weights[name].shape) if name in weights else None
-        if shapes.get(name) != theirs:
-            raise RunError(f"{differ} {name} is {theirs}, and by that {shapes.get(name)}")
-
-
-class _Undrawn(TorchFunctionMode):
-    """No random numbers are drawn: without memory nothing keeps them, and PyTorch prepares a second for it."""
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
-        if func.__name__ in ("normal_", "uniform_"):  # Tensor's, and those of torch.nn.init
-            return args[0] if args else kwargs["tensor"]
-        return func(*args, **kwargs)
 
 
 def _require_effect(config: ModelConfig, saved: ModelConfig, changes: Collection[str]) -> None:

@@ -12,7 +12,6 @@ import hashlib
 import itertools
 import json
 import re
-import shlex
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -26,8 +25,7 @@ from glissando.storages import Place, place
 from glissando.untrusted import FILE_BYTES, most_bytes, require_room
 from glissando.urls import is_url, redacted, whole_url
 
-_TRIES = 5  # to read a run that is written meanwhile
-_BASE, _SAMPLES, _ENVIRONMENT, _METRICS = "base", "samples.txt", "environment.json", "metrics.csv"
+BASE, SAMPLES, ENVIRONMENT, METRICS = "base", "samples.txt", "environment.json", "metrics.csv"
 
 
 @contextlib.contextmanager
@@ -60,21 +58,14 @@ def fetched(url: str) -> Path:
     url = whole_url(url)
     whole, _, checkpoint = url.partition(f"/{CHECKPOINTS}/")
     there = place(whole)
-    for left in reversed(range(_TRIES)):
-        state = (there.read(MANIFEST), there.read(LATEST) or b"")
-        digest = hashlib.sha256(b"\n".join([url.encode(), state[0] or b"", state[1]])).hexdigest()[:16]
-        folder = cache_dir("runs") / f"{_name(whole)}-{digest}"
-        try:
-            with in_turn(folder):
-                if not folder.is_dir():
-                    with publishing(folder) as new:
-                        _copy(there, new, [checkpoint] if checkpoint else [])
-        except RunError:
-            if not left or state == (there.read(MANIFEST), there.read(LATEST) or b""):
-                raise
-        else:
-            return folder / CHECKPOINTS / checkpoint if checkpoint else folder
-    raise AssertionError
+    state = [there.read(MANIFEST) or b"", there.read(LATEST) or b""]
+    digest = hashlib.sha256(b"\n".join([url.encode(), *state])).hexdigest()[:16]
+    folder = cache_dir("runs") / f"{_name(whole)}-{digest}"
+    with in_turn(folder):
+        if not folder.is_dir():
+            with publishing(folder) as new:
+                _copy(there, new, [checkpoint] if checkpoint else [])
+    return folder / CHECKPOINTS / checkpoint if checkpoint else folder
 
 
 def _copy(there: Place, folder: Path, wanted: list[str], whole: bool = False) -> None:
@@ -87,8 +78,8 @@ def _copy(there: Place, folder: Path, wanted: list[str], whole: bool = False) ->
         _download(there, folder)
     else:
         (folder / MANIFEST).unlink()  # the checkpoints have copies of what it lists
-    if (there / _BASE).read(MANIFEST) is not None:
-        _download(there / _BASE, folder / _BASE)
+    if (there / BASE).read(MANIFEST) is not None:
+        _download(there / BASE, folder / BASE)
     named = dict.fromkeys((LATEST, BEST))
     if (text := there.read(LATEST)) is not None:
         (folder / LATEST).write_bytes(text)
@@ -102,7 +93,7 @@ def _copy(there: Place, folder: Path, wanted: list[str], whole: bool = False) ->
         if step is None or checkpoint_step(step) < 0 or "/" in step:
             raise RunError(f"no run at {there.url}/{CHECKPOINTS}/{name}: there is no such checkpoint")
         _download(there / CHECKPOINTS / step, folder / CHECKPOINTS / step)
-    for name in (_METRICS, _SAMPLES) if whole else ():
+    for name in (METRICS, SAMPLES) if whole else ():
         if name not in listed and (text := there.read(name, FILE_BYTES)) is not None:
             (folder / name).write_bytes(text)
 
@@ -117,7 +108,7 @@ def _download(where: Place, into: Path) -> None:
         try:
             where.get(name, into / name, size)
         except FileNotFoundError as error:
-            raise RunError(f"{where.url} is incomplete: {name} is missing") from error
+            raise RunError(f"{where.url} is incomplete: {name} is missing; while it is written, try again") from error
     verify_manifest(into, sizes, f"Fetched from {where.url}.")
 
 
@@ -165,71 +156,9 @@ def take_up(url: str) -> Path:
 
 def _is_copy(checkpoint: Path, there: Place) -> bool:
     """Whether both were made by the same training, or nothing is there yet."""
-    made = there.read(_ENVIRONMENT)
-    mine = read_json(checkpoint / _ENVIRONMENT, "the record of its making")
+    made = there.read(ENVIRONMENT)
+    mine = read_json(checkpoint / ENVIRONMENT, "the record of its making")
     return made is None or json.loads(made).get("id") == mine.get("id")
-
-
-class Mirror:
-    """The run directory `path`, copied to `url` after every save: what is not there yet alone."""
-
-    def __init__(self, url: str, path: Path) -> None:
-        self.url, self.path = redacted(whole_url(url)), path
-        self._there = place(url)
-
-    def is_begun(self, job: str | None, config: bytes) -> bool:
-        """Whether the run at `url` is that of torchrun's `job` with this config.yaml, and has a checkpoint."""
-        made = None if job is None else self._there.read(_ENVIRONMENT)
-        if made is None or self._there.read(LATEST) is None or self._there.read("config.yaml") != config:
-            return False
-        return bool(json.loads(made).get("torchrun") == job)
-
-    def require_free(self) -> None:
-        """Raise RunError where anything lies at the URL."""
-        if self._there.names():
-            raise RunError(
-                f"{self.url} exists and is not empty. Resume that run, or choose a new name: nothing is overwritten."
-            )
-
-    def push(self) -> None:
-        """Checkpoints first, then logs, what the run's manifest lists, `latest` and the manifest; checkpoints that are
-        no more are deleted last. Raises RunError, which says where the run is, if the storage does not take it."""
-        try:
-            kept = [folder.parent for folder in (self.path / CHECKPOINTS).glob(f"step-*/{MANIFEST}")]
-            for folder in [*kept, *(base.parent for base in self.path.glob(f"{_BASE}/{MANIFEST}"))]:
-                self._push(folder.relative_to(self.path).as_posix())
-            for name in (_METRICS, _SAMPLES):
-                if (self.path / name).is_file():
-                    self._there.put(name, (self.path / name).read_bytes())
-            self._push("")
-            for gone in {*(self._there / CHECKPOINTS).names()} - {folder.name for folder in kept}:
-                (self._there / CHECKPOINTS / gone).remove()
-        except (FileNotFoundError, RunError) as error:
-            raise RunError(
-                f"the run was not copied to {self.url}: {error}. All of it is in {self.path}; glissando train --resume "
-                f"{shlex.quote(self.url)} continues from there and copies it again."
-            ) from error
-
-    def _push(self, name: str) -> None:
-        """The files that the manifest of a directory lists and the one at the URL does not; the manifest last."""
-        folder, there = self.path / name, self._there / name if name else self._there
-        before = there.read(MANIFEST)
-        # One that was taken up elsewhere has none of its own until it ends.
-        text = (folder / MANIFEST).read_bytes() if (folder / MANIFEST).is_file() else before
-        if text is not None and before != text:
-            listed = read_manifest(folder)
-            if name and before is not None:  # of a training that was killed before it could name this checkpoint
-                there.remove()
-                before = None
-            known = {} if before is None else json.loads(before)["files"]
-            changed = [each for each, entry in listed.items() if known.get(each) != entry]
-            verify_manifest(folder, changed, "It is not copied.")
-            for each in changed:
-                there.put(each, folder / each)
-        if not name and (self.path / LATEST).is_file():
-            there.put(LATEST, (self.path / LATEST).read_bytes())
-        if text is not None and before != text:
-            there.put(MANIFEST, text)
 
 
 def _name(url: str) -> str:

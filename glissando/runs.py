@@ -35,7 +35,6 @@ from glissando.checkpoints import (
     CHECKPOINTS,
     LATEST,
     best_checkpoint,
-    checkpoint_step,
     checkpoints,
     intact_advice,
     is_checkpoint,
@@ -429,7 +428,7 @@ def require_directory(path: Path) -> None:
         return
     if path.exists():
         raise RunError(f"{path} is a file; give the run directory that holds {CONFIG} and {MODEL}.")
-    beside = [found.parent.name for found in path.parent.glob(f"*/{CONFIG}")]
+    beside = sorted(found.parent.name for found in path.parent.glob(f"*/{CONFIG}"))
     packaged = pretrained.names() if len(path.parts) == 1 else []
     close = nearest(path.name, [*beside, *packaged])
     if close:
@@ -437,22 +436,6 @@ def require_directory(path: Path) -> None:
     else:
         trained = f"; trained models in the package: {', '.join(packaged)}" if packaged else ""
         hint = f"No run in {str(path.parent)!r} has a similar name{trained}."
+    if is_checkpoint(path) and beside:
+        hint = f"It has: {', '.join(beside)}."
     raise RunError(f"no run at {path}. {hint}")
-
-
-def choose_checkpoint(path: str | Path, name: str) -> Path:
-    """The run's checkpoint `best`, `last` or of a step.
-
-    Raises RunError where there is no run at `path`, ConfigError, saying what there is, for a checkpoint that is not.
-    """
-    run = Run(pretrained.resolve(path))
-    run.require_run()
-    best, last = run.best_checkpoint(), run.latest_checkpoint()
-    known = {str(checkpoint_step(each)): each for each in checkpoints(run.path)}
-    known |= {key: each for key, each in (("last", last), (BEST, best)) if each is not None}
-    if name not in known:
-        there = ", ".join(sorted(known)) or "none"
-        raise ConfigError(
-            f"{path} has no checkpoint {name!r}; it has: {there}. Without it the run's own weights are read"
-        )
-    return known[name]

@@ -3,7 +3,7 @@
 The rule: nothing in a run makes this machine read, execute or copy anything outside that run. A path in a run's files
 is a name and is never opened; only what the user of this process names is. What a run needs besides is:
 
-code    a copy inside the run, whose digest holds (`code_to_copy`), or a file that this process imported
+code    a copy inside the run, whose digest holds (glissando.imports), or a file that this process imported
 texts   a file of this machine whose digest the run has recorded, or one that the user names now (`require_recorded`)
 files   plain names below the run's directory (`require_inner_names`), no link that leads out of it (`require_no_links`)
 sizes   what the manifest says, within these bounds (`most_bytes`, `require_room`)
@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path, PurePosixPath, PureWindowsPath
 from typing import Any
 
@@ -62,40 +62,14 @@ def imported_names(config: Mapping[str, Any]) -> list[str]:
     if not isinstance(names, list):
         raise RunError(f"imports must be a list of Python files, got {names!r}")
     for name in names:
-        if not isinstance(name, str) or not _file_name(name).endswith(".py") or not name.isprintable():
+        if not isinstance(name, str) or not file_name(name).endswith(".py") or not name.isprintable():
             raise RunError(f"imports must be a list of Python files, and {name!r} is none")
     return list(names)
 
 
 def copy_name(name: str) -> str:
     """Where a run has its copy of the file that its configuration imports as `name`."""
-    return f"{IMPORTS}/{_file_name(name)}"
-
-
-def code_to_copy(
-    config: Mapping[str, Any],
-    imported: Mapping[str, Path],
-    copy_of: Callable[[str], bytes | None],
-    where: str,
-) -> dict[str, bytes]:
-    """The contents of the files that `config` imports, by their names in a run.
-
-    imported   the files that this process imported, by name
-    copy_of    the checked content of a copy in the run that the configuration comes from, None where it has none
-
-    Raises RunError for one that is neither: the path in the configuration is not read.
-    """
-    copies: dict[str, bytes] = {}
-    for name in imported_names(config):
-        file = imported.get(_file_name(name))
-        content = copy_of(copy_name(name)) if file is None else file.read_bytes()
-        if content is None:
-            raise RunError(
-                f"{where} was made with {name}, has no copy of it, and this process has not imported it; a path in a "
-                f"run is not read: if you trust that file, add --import {name}"
-            )
-        copies[copy_name(name)] = content
-    return copies
+    return f"{IMPORTS}/{file_name(name)}"
 
 
 def require_recorded(path: Path, is_recorded: bool, is_named: bool, where: Path, fix: str) -> None:
@@ -136,5 +110,5 @@ def read_bounded(path: Path, most: int = FILE_BYTES) -> bytes:
     return content
 
 
-def _file_name(name: str) -> str:
+def file_name(name: str) -> str:
     return PureWindowsPath(name).name if "\\" in name else PurePosixPath(name).name

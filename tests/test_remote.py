@@ -22,11 +22,12 @@ import glissando
 from glissando import machine, remote, runs
 from glissando.cli import main
 from glissando.errors import RunError
-from glissando.remote import Mirror, fetched, work_directory
+from glissando.remote import fetched, work_directory
 from glissando.runs import Run
 from glissando.storage import manifest_text
 from glissando.training import launch
 from glissando.training.fit import resume, train
+from glissando.training.mirroring import Mirror
 from glissando.urls import is_url, whole_url
 
 STEPS = {"training": {"steps": 4, "save_every": 2, "validate_every": 2}}
@@ -266,8 +267,6 @@ def test_what_is_damaged_or_wrong_is_said(tmp_path, capsys):
         glissando.load("memory://book")
     with pytest.raises(RunError, match="no storage is known by the protocol of nosuch://x"):
         glissando.load("nosuch://x")
-    assert main(["generate", "memory://book", "--checkpoint=best"]) == 2
-    assert "name one at a URL by its own, such as memory://book/checkpoints/best" in capsys.readouterr().err
 
 
 def test_a_missing_package_is_named(monkeypatch):

@@ -61,20 +61,17 @@ def test_the_best_validation_is_kept_and_opens_as_a_run(rising, capsys):
     assert int(best["step"]) < 12, "the figures of this test are of a loss that rises again"
     loss = evaluated(capsys, rising / "checkpoints" / "best")["loss_nats"]
     assert loss == pytest.approx(float(best["valid_loss"]), rel=1e-5)
-    assert evaluated(capsys, rising, "--checkpoint", "best")["loss_nats"] == loss
     last = float(rows(rising)[-1]["valid_loss"])
     assert evaluated(capsys, rising)["loss_nats"] == pytest.approx(last, rel=1e-5), "the run's own are its last"
-    assert evaluated(capsys, rising, "--checkpoint", "last")["loss_nats"] == pytest.approx(last, rel=1e-5)
+    assert evaluated(capsys, rising / "checkpoints" / "step-00000012")["loss_nats"] == pytest.approx(last, rel=1e-5)
     eighth = next(float(row["valid_loss"]) for row in rows(rising) if row["step"] == "8")
-    assert evaluated(capsys, rising, "--checkpoint", "8")["loss_nats"] == pytest.approx(eighth, rel=1e-5)
-    assert main(["generate", str(rising), "--checkpoint", "best", "--prompt", "ab", "--max_tokens", "3"]) == 0
+    assert evaluated(capsys, rising / "checkpoints" / "step-00000008")["loss_nats"] == pytest.approx(eighth, rel=1e-5)
+    assert main(["generate", f"{rising}/checkpoints/best", "--prompt", "ab", "--max_tokens", "3"]) == 0
 
 
 def test_a_checkpoint_that_is_not_there_names_those_that_are(rising, capsys):
-    assert main(["evaluate", str(rising), "--checkpoint", "5"]) == 2
-    assert "has no checkpoint '5'; it has: 12, 6, 8, best, last" in capsys.readouterr().err
-    assert main(["generate", str(rising), "--checkpoint", "newest"]) == 2
-    assert "has no checkpoint 'newest'" in capsys.readouterr().err
+    assert main(["evaluate", f"{rising}/checkpoints/step-00000005"]) == 1
+    assert "It has: step-00000006, step-00000008, step-00000012" in capsys.readouterr().err
 
 
 def test_a_damaged_best_checkpoint_is_refused(tmp_path):

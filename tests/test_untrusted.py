@@ -21,11 +21,12 @@ import glissando
 from glissando import imports, machine, remote, storages, untrusted
 from glissando.cli import main
 from glissando.errors import DataError, GlissandoError, RunError
-from glissando.remote import Mirror, fetched
+from glissando.remote import fetched
 from glissando.runs import Run
 from glissando.series.evaluation import evaluate as evaluate_series
 from glissando.storage import MANIFEST, manifest_text, read_manifest, write_manifest
 from glissando.training.fit import resume, train
+from glissando.training.mirroring import Mirror
 from glissando.urls import redacted
 
 SECRET = "my diary: nobody is to read this; the safe opens with 4711. "
@@ -377,6 +378,27 @@ def test_a_manifest_that_asks_for_too_much_is_refused_before_anything_is_fetched
     with pytest.raises(RunError, match=message):
         fetched("memory://run")
     assert set(asked) == {"manifest.json", "latest"}
+
+
+@pytest.mark.parametrize("pieces", [0, 1])
+def test_a_storage_that_hangs_in_the_middle_is_given_up(monkeypatch, pieces):
+    """Also one that sends a byte now and then: aiohttp gives a request five minutes."""
+    client = pytest.importorskip("aiohttp").client
+    assert client.DEFAULT_TIMEOUT.total <= 300
+    monkeypatch.setattr(client, "DEFAULT_TIMEOUT", client.ClientTimeout(total=0.3))
+    fsspec.get_filesystem_class("http").clear_instance_cache()
+    over = threading.Event()
+
+    def hang(handler: BaseHTTPRequestHandler, _: object) -> None:
+        handler.wfile.write(b"{")
+        while not over.wait(0.01 if pieces else 30):
+            handler.wfile.write(b" ")
+
+    with served({"/run/manifest.json": hang}) as (url, _):
+        with pytest.raises(RunError, match=r"could not read .*manifest\.json: FSTimeoutError"):
+            fetched(f"{url}/run")
+        over.set()
+    fsspec.get_filesystem_class("http").clear_instance_cache()
 
 
 def test_a_series_run_reads_no_other_table_and_signs_no_damage(tmp_path, diary):

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from glissando.cli.inference import add_model_options, open_model, take_checkpoint
+from glissando.cli.inference import add_model_options, open_model
 from glissando.cli.options import (
     Options,
     choose_threads,
@@ -47,9 +47,9 @@ def main(arguments: Sequence[str]) -> None:
         "--diagnostics", metavar="DIR", help="directory for tables and pictures of a liquid model, token by token"
     )
     parser.add_argument("--prompt", help="the text for --diagnostics; by default the beginning of the held-out text")
-    add_model_options(parser, "weights", "checkpoint")
+    add_model_options(parser, "weights")
     parser.add_sections(("data",), lambda: {"data": CORPORA.section()})
-    options = take_checkpoint(parse(parser, arguments))
+    options = parse(parser, arguments)
     refuse_idle(options, {"prompt": "diagnostics"})
     _score(options)
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from glissando.cli.inference import add_model_options, inference_overrides, take_checkpoint
+from glissando.cli.inference import add_model_options, inference_overrides
 from glissando.cli.options import Options, parse, parser_for, require_out, whole
 from glissando.errors import ConfigError, DataError, unknown_name
 
@@ -45,8 +45,8 @@ def main(arguments: Sequence[str]) -> None:
         help="text for the check; by default the held-out text of the run, or built-in stories for a packaged model "
         "whose text is not part of the package",
     )
-    add_model_options(parser, "checkpoint", computes=False)
-    options = take_checkpoint(parse(parser, arguments))
+    add_model_options(parser, computes=False)
+    options = parse(parser, arguments)
     if options.to is None:
         raise ConfigError(f"--to is missing: one of {', '.join(TO)}")
     if options.to not in TO:

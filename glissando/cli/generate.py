@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from glissando.cli.inference import add_model_options, open_model, require_step, take_checkpoint
+from glissando.cli.inference import add_model_options, open_model, require_step
 from glissando.cli.options import Options, choose_threads, named_values, number, parse, parser_for, whole
 from glissando.cli.starting import without_collections
 from glissando.errors import ConfigError, DataError, RunError
@@ -44,9 +44,9 @@ def main(arguments: Sequence[str]) -> None:
     parser.add_argument(
         "--load_state", metavar="FILE", help="continue the text exactly where it stopped; --prompt is appended first"
     )
-    add_model_options(parser, "weights", "step", "checkpoint")
+    add_model_options(parser, "weights", "step")
     with without_collections():
-        options = take_checkpoint(parse(parser, arguments))
+        options = parse(parser, arguments)
     if options.max_tokens < 1:
         raise ConfigError(f"--max_tokens must be at least 1, got {options.max_tokens}")
     _take_prompts(options)

@@ -18,8 +18,6 @@ from glissando.cli.options import (
     device_of,
     whole,
 )
-from glissando.errors import ConfigError
-from glissando.urls import is_url
 
 #: what may be changed of a trained model: how its depth is computed
 _INFERENCE = {
@@ -41,15 +39,12 @@ _FURTHER: dict[str, dict[str, Any]] = {
         "help": "how tokens are computed: compiled (a kernel, in float32 on a CPU) or plain (PyTorch); auto: compiled "
         "if the model has such a step. The kernel is compiled once on a machine, in half a minute",
     },
-    "checkpoint": {
-        "help": "best (by validation), last, or a step, of the run's checkpoints; by default the run's own weights"
-    },
 }
 
 
 def add_model_options(parser: Parser, *further: str, computes: bool = True) -> None:
-    """What may be changed of a trained model, the files that it needs, and the `further` of weights, step and
-    checkpoint; with the device and the threads where it `computes`."""
+    """What may be changed of a trained model, the files that it needs, and the `further` of weights and step; with the
+    device and the threads where it `computes`."""
     for name in further:
         parser.add_argument(f"--{name}", **_FURTHER[name])
     for name, (kind, text) in _INFERENCE.items():
@@ -94,20 +89,6 @@ def require_step(options: Options, model: Any) -> bool:
     with announced_compilation():
         found.warm_up()
     return True
-
-
-def take_checkpoint(options: Options) -> Options:
-    """`options` with the run's checkpoint in the place of the run, where one is asked for."""
-    from glissando.runs import choose_checkpoint
-
-    if options.checkpoint is not None and is_url(options.run):
-        raise ConfigError(
-            f"--checkpoint chooses among those of a run on this machine; name one at a URL by its own, such as "
-            f"{options.run}/checkpoints/best"
-        )
-    if options.checkpoint is not None:
-        options.run = str(choose_checkpoint(options.run, options.checkpoint))
-    return options
 
 
 @contextlib.contextmanager

@@ -61,7 +61,7 @@ def train_on_table(options: Options, kind: Any, folder: str, usual: str, tables:
     from glissando.threads import threads_of
     from glissando.training.config import MACHINE
     from glissando.training.fit import resume, train
-    from glissando.training.mirroring import old_place
+    from glissando.training.mirroring import place_of
 
     prepare_to_train()
     if options.resume is not None:
@@ -72,7 +72,7 @@ def train_on_table(options: Options, kind: Any, folder: str, usual: str, tables:
                 f"--resume continues exactly as {options.resume} was trained, and takes only options of the machine "
                 f"and the new place of its tables, --{' and --'.join(tables)}; leave --{others[0]} out"
             )
-        choose_threads(options, *USUAL, before=threads_of(old_place(options.resume)[0]))
+        choose_threads(options, *USUAL, before=threads_of(place_of(options.resume, resumed=True)[0]))
         moved = flat({"data": options.sections.get("data", {})})
         resume(options.resume, options.sections.get("training", {}), texts=moved, kind=kind)
         return

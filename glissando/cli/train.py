@@ -190,10 +190,10 @@ def _resume(options: Options) -> None:
     from glissando.stages import STAGES
     from glissando.threads import threads_of
     from glissando.training.fit import resume
-    from glissando.training.mirroring import old_place
+    from glissando.training.mirroring import place_of
 
     prepare_to_train()
-    folder = old_place(path)[0]
+    folder = place_of(path, resumed=True)[0]
     if (folder / STAGES).is_file():
         raise ConfigError(f"--resume {path} holds stages: the command that began them, given again, goes on")
     choose_threads(options, *_USUAL, before=threads_of(folder))  # with others sums may round otherwise

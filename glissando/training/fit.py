@@ -23,7 +23,7 @@ from glissando.training import launch
 from glissando.training.config import MACHINE, OPTIMIZERS, AnyRunConfig, RunConfig
 from glissando.training.hook import Hook
 from glissando.training.loop import Loop
-from glissando.training.mirroring import Mirroring, new_place, old_place
+from glissando.training.mirroring import Mirror, place_of
 from glissando.training.moments import Moments, optimizer_of
 from glissando.training.progress import Progress
 from glissando.training.start import load_start, read_growth
@@ -57,19 +57,19 @@ def train(config: AnyRunConfig, out: str | Path, progress: Hook | None = None) -
     elif config.grown:
         raise ConfigError("grown is what `glissando grow` left in a run: start from that with --from, or leave it out")
     task = config.task()
-    path, mirroring = new_place(out)
+    path, mirror = place_of(out)
     run = Run(path)
     model = task.new_model(saved=config.start_from is not None)
     loop = Loop(config, run, task, model, [progress, *task.hooks()])
     notes = [*task.notes, *_start(loop, moments)]
     text = config_text(config.as_dict())
     # A job that is put into its queue again may come to another machine, and another node never had the directory.
-    if _begun_by_this_job(run, text) or (mirroring is not None and mirroring.mirror.is_begun(launch.job(), text)):
+    if _begun_by_this_job(run, text) or (mirror is not None and mirror.is_begun(launch.job(), text)):
         return resume(out, progress=progress)
-    if mirroring is not None and launch.rank() == 0:
-        mirroring.mirror.require_free()
+    if mirror is not None and launch.rank() == 0:
+        mirror.require_free()
     if launch.rank() > 0:
-        return _fit(loop, None, mirroring)
+        return _fit(loop, None, mirror)
     run.require_free(anew=True)
     with alone(path) as locked:
         for note in notes:
@@ -78,7 +78,7 @@ def train(config: AnyRunConfig, out: str | Path, progress: Hook | None = None) -
         Run.create(path, notes_of_making, anew=locked).write_config(config.as_dict())
         task.write(run)
         loop.files = run.small_files()
-        return _fit(loop, None, mirroring)
+        return _fit(loop, None, mirror)
 
 
 def _start(loop: Loop, moments: Moments) -> list[str]:
@@ -127,7 +127,7 @@ def resume(
     Raises RunError if there is no checkpoint to resume from, a text is not what it was, or another process trains
     there, ConfigError for another option; else as `train`.
     """
-    path, mirroring = old_place(path)
+    path, mirror = place_of(path, resumed=True)
     run = Run(path)
     run.require_run()
     run.require_inside()
@@ -149,7 +149,7 @@ def resume(
             notes = {TEXTS: fingerprints(config.data)} if texts else {}
             files[ENVIRONMENT] = resumed_environment(files.get(ENVIRONMENT, b"{}"), notes)
             files[CONFIG] = config_text(merge(kind, opened.read_config(kind=kind.kind), texts or {}))
-        return _fit(loop, checkpoint, mirroring)
+        return _fit(loop, checkpoint, mirror)
 
 
 def machine_only(options: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -159,11 +159,11 @@ def machine_only(options: Mapping[str, Any]) -> Mapping[str, Any]:
     return options
 
 
-def _fit(loop: Loop, checkpoint: Path | None, mirroring: Mirroring | None) -> Run:
+def _fit(loop: Loop, checkpoint: Path | None, mirror: Mirror | None) -> Run:
     run, is_first, lines = loop.run, launch.rank() == 0, list[str]()
-    name = str(run.path) if mirroring is None else mirroring.mirror.url
-    if mirroring is not None:
-        loop.hooks.append(mirroring)
+    name = str(run.path) if mirror is None else mirror.url
+    if mirror is not None:
+        loop.hooks.append(mirror)
         if is_first:
             loop.hooks[0].message(f"trained in {run.path}, copied to {name} after every save")
     with loop.stopping, launch.quiet(), launch.ended_together(loop.fabric):
@@ -174,8 +174,8 @@ def _fit(loop: Loop, checkpoint: Path | None, mirroring: Mirroring | None) -> Ru
     nothing_done = checkpoint is not None and loop.state.step == checkpoint_step(checkpoint)
     if is_first:
         lines = _finish(loop, nothing_done, name)
-        if mirroring is not None:
-            mirroring.mirror.push()
+        if mirror is not None:
+            mirror.push()
     if is_first:
         for line in lines:
             for hook in loop.hooks:
