@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from contextlib import nullcontext
 
 import pytest
 import torch
@@ -13,9 +12,7 @@ from tolerances import assert_close, assert_tensors_close
 
 from glissando.kernels import precise
 from glissando.kernels.rope import rotation
-from glissando.mixers.memory import log_kept
 from glissando.mixers.spectral.phase_gate import phases
-from glissando.mixers.tau.attention import attend, exponents
 from glissando.state import leaves
 from glissando.testing import no_float64
 
@@ -103,68 +100,9 @@ def test_rotations_at_ten_million():
     assert (plain - expected[0]).abs().max() > 0.01, "what float32 alone makes of it"
 
 
-def forget_and_x(tokens: int) -> tuple[torch.nn.Linear, torch.Tensor]:
-    forget = torch.nn.Linear(2, 3)
-    torch.nn.init.constant_(forget.bias, 2.0)
-    return forget, torch.randn(1, tokens, 2)
-
-
-def test_forget_gates_after_64k_tokens():
-    """Differences of C are within 1e-6, relative, wherever they are taken; of float32 sums they are not within 1e-3."""
-    forget, x = forget_and_x(65_536)
-    pairs = [(65_535, 65_534), (65_000, 64_990), (40_000, 39_000), (65_535, 0)]
-    log_f = torch.nn.functional.logsigmoid(forget(x)).transpose(1, 2)
-    exact = log_f.double().cumsum(-1)
+def test_gradients_of_a_sum_of_angles():
+    x = torch.randn(2, 3, 50, requires_grad=True)
+    weights = torch.randn(2, 3, 50, generator=torch.Generator().manual_seed(1))
     with no_float64():
-        c = log_kept(forget, x)
-        found = [precise.difference(c[:, :, i], c[:, :, j]) for i, j in pairs]
-    short = log_f.cumsum(-1)
-    worst = 0.0
-    for (i, j), got in zip(pairs, found, strict=True):
-        expected = exact[..., i] - exact[..., j]
-        assert ((got - expected) / expected).abs().max() < 1e-6
-        worst = max(worst, ((short[..., i] - short[..., j] - expected) / expected).abs().max().item())
-    assert worst > 1e-3
-
-
-def test_gradients_of_a_cumulative_sum():
-    x = torch.randn(2, 3, 50)
-    outcomes = []
-    for run in (lambda: precise.cumulative(x, 2), lambda: precise.angle_sum(x, 2)):
-        x.requires_grad_().grad = None
-        weights = torch.randn(2, 3, 50, generator=torch.Generator().manual_seed(1))
-        with no_float64():
-            total = run()
-            (precise.rounded(total) if total.ndim == 4 else total).mul(weights).sum().backward()
-        outcomes.append(x.grad)
-    expected = weights.flip(-1).cumsum(-1).flip(-1)
-    for grad in outcomes:
-        assert_close(grad, expected, tolerance=1e-5)
-
-
-def test_tau_attention_where_exponents_and_distances_cancel():
-    """Both are in the thousands after 30,000 tokens of forgetting, and what is left of their difference decides."""
-    generator = torch.Generator().manual_seed(3)
-
-    def uniform(*shape: int) -> torch.Tensor:
-        return torch.rand(*shape, generator=generator)
-
-    q, k, v, temperature = uniform(2, 2, 9), uniform(2, 2, 60), uniform(2, 2, 60, 4), torch.tensor([3e-4, 2e-4])
-    # C rises by what the distance falls: a key far back and near is as heavy as one that is late and far away.
-    c = 20_000 - (k - 0.5).abs().double() / temperature.double().view(-1, 1)
-    g, weights = uniform(2, 2, 60), torch.randn(2, 2, 9, 4, generator=generator)
-    outcomes = []
-    for wide in (True, False):
-        leaves = [x.clone().requires_grad_() for x in (q, k, v, g, temperature)]
-        of_c = c
-        if not wide:  # what is known of C there: 48 bits
-            high = c.float()
-            of_c = torch.stack([high, (c - high).float()], -1)
-        with nullcontext() if wide else no_float64():
-            o, lse = attend(*leaves[:3], leaves[4], exponents(leaves[1], leaves[3], of_c), "reference")
-            lse = precise.rounded(precise.add(lse, precise.wide(torch.full((2, 2, 9), 20_000.0))))
-            ((o * weights).sum() + lse.sum()).backward()
-        names = ("q", "k", "v", "g", "temperature")
-        grads = {n: x.grad / x.grad.abs().max() for n, x in zip(names, leaves, strict=True)}
-        outcomes.append({"o": o.detach(), "lse": lse.detach().float(), **grads})
-    assert_tensors_close(outcomes[1], outcomes[0])
+        precise.angle_sum(x, 2).mul(weights).sum().backward()
+    assert_close(x.grad, weights.flip(-1).cumsum(-1).flip(-1), tolerance=1e-5)

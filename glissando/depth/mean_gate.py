@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from glissando.kernels.precise import add, cumulative, rounded, wide_zeros, widest
+from glissando.kernels.precise import widest
 from glissando.kernels.scan import scan
 from glissando.mixers import Context
 from glissando.precision import exact, without_autocast
@@ -21,7 +21,7 @@ from glissando.precision import exact, without_autocast
 
 class MeanState(NamedTuple):
     mean: Tensor  # (B, D), at least float32
-    time: Tensor  # (B,) wide, what has passed
+    time: Tensor  # (B,) in the widest type, what has passed
 
 
 class MeanGate(nn.Module):
@@ -35,7 +35,7 @@ class MeanGate(nn.Module):
         like = self.up.weight
         device, dtype = device or like.device, torch.promote_types(dtype or like.dtype, torch.float32)
         mean = torch.zeros(batch_size, like.shape[1], device=device, dtype=dtype)
-        return MeanState(mean, wide_zeros(batch_size, device=device))
+        return MeanState(mean, torch.zeros(batch_size, dtype=widest(device), device=device))
 
     def lower(self, builder: Any, y: int) -> tuple[int, Any]:
         """The compiled step for the registers y: those of the gate, and the state."""
@@ -53,10 +53,8 @@ class MeanGate(nn.Module):
         weight = torch.ones(y.shape[:2], dtype=most, device=y.device) if ctx.dt is None else ctx.dt.to(most)
         if ctx.mask is not None:
             weight = weight * ctx.mask
-        passed = add(before.time.unsqueeze(1), cumulative(weight, 1))
-        share = weight / torch.where(
-            rounded(passed) > 0, rounded(passed), 1.0
-        )  # before any time there is nothing to take a mean of
+        passed = before.time.unsqueeze(1) + weight.cumsum(1)
+        share = weight / torch.where(passed > 0, passed, 1.0)  # before any time there is nothing to take a mean of
         share = share.to(before.mean.dtype).unsqueeze(-1)
         # A number that does not count may be NaN, which no share of 0 takes away.
         added = share * torch.where(share > 0, exact(y), 0.0)

@@ -12,6 +12,7 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import Any, Literal
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import is_in_torch_dispatch_mode
@@ -19,7 +20,7 @@ from torch.utils._python_dispatch import is_in_torch_dispatch_mode
 from glissando.kernels.compiled import kernels_serve, over_rows, require_backend
 from glissando.kernels.loop import exporting
 from glissando.kernels.plain import plain, resolved
-from glissando.kernels.precise import angle_of_constants, has_float64, widest
+from glissando.kernels.precise import angle, has_float64, wide
 
 #: positions whose rotations are kept once they are needed: 16 MiB at head size 64
 _TABLE = 1 << 16
@@ -28,8 +29,7 @@ _LARGE = 1 << 13
 
 
 def rotation(positions: Tensor, head_size: int, base: float, width: int, dtype: torch.dtype) -> Tensor:
-    """cos and sin (2, *positions.shape, K/2) at `positions`, int64 or times, within 1e-6 to 2^24 on a device without
-    float64 where they are integers.
+    """cos and sin (2, *positions.shape, K/2) at `positions`, int64 or times.
 
     Raises ValueError for an odd head size, which has no pairs to rotate.
     """
@@ -38,10 +38,10 @@ def rotation(positions: Tensor, head_size: int, base: float, width: int, dtype: 
     # Angles grow with position: plain float32 loses 1e-3 rad at position 10^4.
     if has_float64(positions.device):
         pairs = torch.arange(0, head_size, 2, device=positions.device, dtype=torch.float64)
-        angle = positions.double().unsqueeze(-1) * base ** (-pairs / width)
+        turned = angle(positions.unsqueeze(-1), base ** (-pairs / width))
     else:
-        angle = angle_of_constants(positions, [base ** (-pair / width) for pair in range(0, head_size, 2)])
-    return torch.stack([angle.cos(), angle.sin()]).to(dtype)
+        turned = angle(positions.unsqueeze(-1), base ** (-np.arange(0, head_size, 2) / width))
+    return torch.stack([turned.cos(), turned.sin()]).to(dtype)
 
 
 def rotation_from_zero(
@@ -60,7 +60,7 @@ def times_after(position: Tensor | None, dt: Tensor) -> Tensor:
 
     With dt = 1 these are the positions of the tokens.
     """
-    summed = dt.to(widest(dt.device)).cumsum(1)
+    summed = wide(dt).cumsum(1)
     return summed - 1 if position is None else position.to(summed.dtype).unsqueeze(1) + summed - 1
 
 

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor, nn
 
-from glissando.kernels.precise import cumulative, widest
+from glissando.kernels.precise import wide
 
 #: of the first head and of the last, in tokens of dt = 1
 _Time = Annotated[float, Field(gt=0, allow_inf_nan=False)]
@@ -30,10 +30,9 @@ def start_forget_gate(forget: nn.Linear, horizons: tuple[float, float]) -> None:
 
 def log_kept(forget: nn.Linear, x: Tensor, dt: Tensor | None = None) -> Tensor:
     """C (B, H, T), the sum of dt log sigmoid(forget(x)) up to each token, for x (B, T, D) and dt (B, T), 1 by default:
-    a wide number, as the sum grows and only differences of it count."""
-    logits = forget(x)
-    kept = F.logsigmoid(logits.to(widest(logits.device))).transpose(1, 2)
-    return cumulative(kept if dt is None else kept * dt.to(kept).unsqueeze(1), 2)
+    in the widest type, as the sum grows and only differences of it count."""
+    kept = F.logsigmoid(wide(forget(x))).transpose(1, 2)
+    return (kept if dt is None else kept * dt.to(kept).unsqueeze(1)).cumsum(2)
 
 
 #: the best of 3, 6, 15 and 40 tokens and of none (docs/continuous-transformer.md)

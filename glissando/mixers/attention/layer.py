@@ -30,7 +30,7 @@ from torch import Tensor, nn
 from glissando.config import options, recorded
 from glissando.errors import ConfigError, NotCompiled
 from glissando.kernels.loop import exporting
-from glissando.kernels.precise import add, difference, wide_zeros
+from glissando.kernels.precise import widest
 from glissando.kernels.rope import rotate, rotation_after
 from glissando.mixers.attention.attend import attention
 from glissando.mixers.base import Context, Mixer, initialized, placement, register_mixer, require_parts
@@ -92,8 +92,8 @@ class AttentionState(NamedTuple):
 
     k: Tensor  # (B, G, slots, K), already rotated
     v: Tensor  # (B, G, slots, K)
-    decay: Tensor | None  # (B, H, slots) wide: C at each key
-    total: Tensor | None  # (B, H) wide: C at the latest token
+    decay: Tensor | None  # (B, H, slots) in the widest type: C at each key
+    total: Tensor | None  # (B, H) the same: C at the latest token
     latest: Tensor | None  # (B, H, K): rotated query of the latest token, the next one's key; 0 before any
     length: Tensor  # (B,) int64
     position: Tensor  # (B,) tokens seen, int64; with dt the time that they took
@@ -152,8 +152,8 @@ class Attention(Mixer):
         position = zeros_position(batch_size, place["device"])
         decay = total = None
         if self.forget is not None:
-            decay = wide_zeros(batch_size, self.heads, 0, device=place["device"])
-            total = wide_zeros(batch_size, self.heads, device=place["device"])
+            total = empty.new_zeros(batch_size, self.heads, dtype=widest(empty.device))
+            decay = total.new_zeros(batch_size, self.heads, 0)
         latest = empty.new_zeros(batch_size, self.heads, self.head_size) if self.shifts else None
         return AttentionState(empty, empty, decay, total, latest, position, position)
 
@@ -177,7 +177,7 @@ class Attention(Mixer):
         q, k, v = (part.transpose(1, 2) for part in parts)  # (B, H, T, K), and twice (B, G, T, K)
         if self.shifts:
             k = shifted(q, None if state is None else state.latest)
-        # C over the tokens of x alone: (B, H, T) wide, so that differences stay exact at any length.
+        # C over the tokens of x alone: (B, H, T) in the widest type, so that differences stay exact at any length.
         decay = past = None if self.forget is None else log_kept(self.forget, x, ctx.dt)
         visible: Tensor | str = "causal"
         if state is not None:
@@ -186,7 +186,7 @@ class Attention(Mixer):
             k, v, past, decay, visible, state = self._cached(q, k, v, decay, state, counts, ctx)
         # Any constant per row may be added. With C at the middle query the keys that matter, those near the queries,
         # have small exponents however long the past is.
-        bias = None if decay is None or past is None else difference(_middle(decay.detach()), past)
+        bias = None if decay is None or past is None else _middle(decay.detach()) - past
         window = c.window if isinstance(visible, str) and visible == "causal" and self._windowed(k.shape[2]) else None
         dropout = c.dropout if self.training else 0.0
         y = attention(q, k, v, visible=visible, window=window, key_bias=bias, scale=c.scale, dropout=dropout)  # type: ignore[arg-type]
@@ -285,7 +285,7 @@ class Attention(Mixer):
         keys, values = append(state.k, k), append(state.v, v)
         decays, total = None, None
         if decay is not None and state.total is not None and state.decay is not None:
-            decay = add(decay, state.total.unsqueeze(2))
+            decay = decay + state.total.unsqueeze(2)
             total, decays = at_last(decay, counts, state.total), append(state.decay, decay)
         # Slots that have left every row's window may still be there, see _keep_window.
         first = 0 if self.config.window is None else max(0, min(lengths, default=0) + 1 - self.config.window)

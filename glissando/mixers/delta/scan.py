@@ -38,7 +38,7 @@ from glissando.kernels.compiled import (
     use_numba,
 )
 from glissando.kernels.loop import exporting, over_time
-from glissando.kernels.precise import cumulative, difference, rounded
+from glissando.kernels.precise import wide
 
 Backend = Literal["auto", "reference", "chunked", "numba"]
 
@@ -140,11 +140,10 @@ def _chunked(
 
     q, k, v, g = cut(q), cut(k), cut(v), cut(g)
     e, b = cut(e.unsqueeze(-1)), cut(b.unsqueeze(-1))
-    total = cumulative(g, 3) if gaps else g.cumsum(3)
-    less = difference if gaps else torch.sub
-    kept = (rounded(total) if gaps else total).to(g.dtype).exp()
-    to_end = less(total[:, :, :, -1:], total).to(g.dtype).exp()
-    between = less(total[:, :, :, :, None], total[:, :, :, None]).to(g.dtype)
+    total = (wide(g) if gaps else g).cumsum(3)
+    kept = total.to(g.dtype).exp()
+    to_end = (total[:, :, :, -1:] - total).to(g.dtype).exp()
+    between = (total[:, :, :, :, None] - total[:, :, :, None]).to(g.dtype)
     earlier = torch.ones(chunk, chunk, dtype=torch.bool, device=q.device).tril()
     # Differences of later pairs would overflow: they are masked before the exponential.
     decay = between.squeeze(-1).masked_fill(~earlier, -torch.inf).exp()

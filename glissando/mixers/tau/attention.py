@@ -20,7 +20,7 @@ from glissando.errors import ConfigError, unknown_name
 from glissando.kernels.compiled import HAS_TRITON, kernels_serve, require_shapes
 from glissando.kernels.loop import exporting
 from glissando.kernels.plain import plain, resolved
-from glissando.kernels.precise import add, has_float64, is_pair, rounded, two_product, two_sum, wide, widest
+from glissando.kernels.precise import wide, widest
 from glissando.precision import without_autocast
 
 Backend = Literal["auto", "fast", "triton", "reference"]
@@ -99,15 +99,9 @@ def _require_a_key(q: Tensor, k: Tensor, v: Tensor, key_bias: Tensor, past: Tens
 
 
 def exponents(lambda_k: Tensor, key_bias: Tensor | None, cumulative_log_forget: Tensor | None) -> Tensor:
-    """e_j = g_j - C_j (B, H, L), wide. C_i is the same for all keys of a query, and cancels.
-
-    cumulative_log_forget  a wide number (see glissando.kernels.precise), or of the keys' own shape in any type
-    """
+    """e_j = g_j - C_j (B, H, L), in the widest type. C_i is the same for all keys of a query, and cancels."""
     e = wide(torch.zeros_like(lambda_k) if key_bias is None else key_bias)
-    if cumulative_log_forget is None:
-        return e
-    c = cumulative_log_forget
-    return add(e, -(wide(c) if c.ndim == lambda_k.ndim else c))
+    return e if cumulative_log_forget is None else e - cumulative_log_forget
 
 
 def attend(
@@ -119,7 +113,8 @@ def attend(
     backend: Backend = "auto",
     past: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """o as above for logits e_j - |lambda^q_i - lambda^k_j| / T, e wide, and log sum_j exp of them (B, H, T), wide.
+    """o as above for logits e_j - |lambda^q_i - lambda^k_j| / T, e and
+    log sum_j exp of them (B, H, T) in the widest type.
 
     Attention to two sets of keys together is the mean of the two o by their exp(lse).
     """
@@ -146,9 +141,8 @@ def attend(
         compute = numba.differentiable if is_traced else numba.forward
         o, lse, _ = compute(q, k, v, e, inverse, past)
     else:
-        run = _reference_pairs if is_pair(e) else _reference
         with without_autocast(q.device.type):
-            o, lse = run(q, k, v, e, inverse, past)
+            o, lse = _reference(q, k, v, e, inverse, past)
     return o.to(given), lse
 
 
@@ -169,7 +163,7 @@ def _check(q: Tensor, k: Tensor, v: Tensor, e: Tensor, past: Tensor | None) -> T
         "tau_attention",
         lambda_k=(k, (batch, heads, n_keys)),
         v=(v, (batch, groups, n_keys, v.shape[3])),
-        key_bias=(rounded(e), (batch, heads, n_keys)),
+        key_bias=(e, (batch, heads, n_keys)),
     )
     if past is None:
         if n_keys < length:
@@ -188,7 +182,7 @@ def _check(q: Tensor, k: Tensor, v: Tensor, e: Tensor, past: Tensor | None) -> T
 
 
 def _inverse(temperature: Tensor | float, q: Tensor) -> Tensor:
-    """1 / T (H,), wide."""
+    """1 / T (H,), in the widest type."""
     heads = q.shape[1]
     if not isinstance(temperature, Tensor | float | int):
         raise ValueError(f"tau_attention: temperature must be a number or a tensor, got {temperature!r}")
@@ -199,13 +193,7 @@ def _inverse(temperature: Tensor | float, q: Tensor) -> Tensor:
         )
     if not isinstance(temperature, Tensor) and not temperature > 0:
         raise ValueError(f"tau_attention: temperature must be above 0, got {temperature}")
-    inverse = (1 / each).expand(heads)
-    if has_float64(q.device):
-        return inverse
-    with torch.no_grad():
-        product, rest = two_product(inverse, each.expand(heads))
-        low = ((1 - product) - rest) * inverse
-    return torch.stack([inverse, low], -1)
+    return (1 / each).expand(heads)
 
 
 def _is_step(backend: str, q: Tensor, *others: Tensor) -> bool:
@@ -237,10 +225,10 @@ def _reference(q: Tensor, k: Tensor, v: Tensor, e: Tensor, inverse: Tensor, past
     length, n_keys = q.shape[2], k.shape[2]
     own = past.to(q.device).unsqueeze(1) + torch.arange(length, device=q.device)
     visible = (torch.arange(n_keys, device=q.device) <= own.unsqueeze(-1)).unsqueeze(1)
-    gap, e, scale = (q.double().unsqueeze(-1) - k.double().unsqueeze(-2)).abs(), e.unsqueeze(-2), inverse.view(-1, 1, 1)
-    # Exponents and distances over T may be in the thousands, and what is left where they cancel decides: logits are
-    # float64 until the heaviest key's is taken off, which changes no weight. Distances count from that key's, for where
-    # all are hundreds of T their own sum would leave the gradient of T few digits.
+    gap, e, scale = (wide(q).unsqueeze(-1) - wide(k).unsqueeze(-2)).abs(), e.unsqueeze(-2), inverse.view(-1, 1, 1)
+    # Exponents and distances over T may be in the thousands, and what is left where they cancel decides: logits are of
+    # the widest type until the heaviest key's is taken off, which changes no weight. Distances count from that key's,
+    # for where all are hundreds of T their own sum would leave the gradient of T few digits.
     with torch.no_grad():
         best = (gap * -scale).add_(e).masked_fill_(~visible, -torch.inf).argmax(-1, keepdim=True)
         most, nearest = e.expand_as(gap).gather(-1, best).clamp_min(-1e30), gap.gather(-1, best)
@@ -248,39 +236,5 @@ def _reference(q: Tensor, k: Tensor, v: Tensor, e: Tensor, inverse: Tensor, past
     lse = logits.logsumexp(-1, keepdim=True)
     # Heads that share values stand in one matrix: nothing is copied.
     weights = (logits - lse).exp().unflatten(1, (v.shape[1], -1)).flatten(2, 3)
-    lse = lse.double() + most - nearest * scale
+    lse = wide(lse) + most - nearest * scale
     return (weights @ v).view(*q.shape, v.shape[3]), lse.squeeze(-1)
-
-
-def _reference_pairs(
-    q: Tensor, k: Tensor, v: Tensor, e: Tensor, inverse: Tensor, past: Tensor
-) -> tuple[Tensor, Tensor]:
-    """The same where there is no float64: e (B, H, L, 2) and 1 / T (H, 2) are pairs, and logits are within 1e-6 of
-    themselves and 1e-12 of the exponents and distances that cancel in them."""
-    length, n_keys = q.shape[2], k.shape[2]
-    own = past.to(q.device).unsqueeze(1) + torch.arange(length, device=q.device)
-    visible = (torch.arange(n_keys, device=q.device) <= own.unsqueeze(-1)).unsqueeze(1)
-    signed, rest = two_sum(q.unsqueeze(-1), -k.unsqueeze(-2))
-    gap, gap_low = signed.abs(), rest * signed.detach().sign()
-    (high, low), (scale, scale_low) = e.unsqueeze(-3).unbind(-1), inverse.view(-1, 1, 1, 2).unbind(-1)
-    low = low.detach()
-    with torch.no_grad():  # nearly the heaviest key will do: what is taken off its logit is taken off all
-        best = (high - gap * scale).masked_fill_(~visible, -torch.inf).argmax(-1, keepdim=True)
-        most, most_low, nearest, nearest_low = (
-            part.expand_as(gap).gather(-1, best) for part in (high.clamp_min(-1e30), low, gap, gap_low)
-        )
-    closer, lost = two_sum(nearest, -gap)
-    closer_low = lost + (nearest_low - gap_low)
-    term, term_low = two_product(closer, scale)
-    logits, logits_low = two_sum(high - most, term)
-    _, apart = two_sum(high, -most)
-    with torch.no_grad():
-        logits_low = logits_low + apart + (low - most_low) + term_low + closer * scale_low + closer_low * scale
-    logits = (logits + logits_low).masked_fill(~visible, -torch.inf)
-    lse = logits.logsumexp(-1, keepdim=True)
-    weights = (logits - lse).exp().unflatten(1, (v.shape[1], -1)).flatten(2, 3)
-    reach, reach_low = two_product(nearest, scale)
-    top = torch.stack([most, most_low], -1)
-    away = torch.stack([reach, reach_low + nearest * scale_low + nearest_low * scale], -1)
-    lse = add(add(wide(lse), top), -away)
-    return (weights @ v).view(*q.shape, v.shape[3]), lse.squeeze(-2)

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from glissando.kernels.precise import add, wide, wide_zeros
+from glissando.kernels.precise import wide
 from glissando.mixers.base import Context, require_parts
 from glissando.mixers.slots import append, at_last, cut, latest_of
 from glissando.state import zeros_position
@@ -27,7 +27,7 @@ class Projected(NamedTuple):
     v: Tensor  # (B, H, T, K)
     temperature: Tensor  # (H,)
     importance: Tensor | None  # g (B, H, T)
-    decay: Tensor | None  # C (B, H, T) wide, from the first token of the call
+    decay: Tensor | None  # C (B, H, T) in the widest type, from the first token of the call
 
 
 class TauState(NamedTuple):
@@ -35,8 +35,8 @@ class TauState(NamedTuple):
 
     k: Tensor  # lambda_k (B, H, slots), at least float32
     v: Tensor  # (B, H, slots, K)
-    e: Tensor | None  # (B, H, slots) wide
-    total: Tensor | None  # (B, H) wide: C at the latest token
+    e: Tensor | None  # (B, H, slots) in the widest type
+    total: Tensor | None  # (B, H) the same: C at the latest token
     latest: Tensor | None  # (B, H), at least float32: lambda^q of the latest token, the next one's key; 0 before any
     length: Tensor  # (B,) int64: tokens seen
     position: Tensor  # (B,) the same; with dt the time that they took
@@ -65,7 +65,7 @@ class TauCache:
         exact = torch.promote_types(dtype, torch.float32)
         k = torch.zeros(batch_size, self.heads, 0, device=device, dtype=exact)
         v = torch.zeros(batch_size, self.heads, 0, self.size, device=device, dtype=dtype)
-        total = wide_zeros(batch_size, self.heads, device=device) if self.has_decay else None
+        total = wide(k.new_zeros(batch_size, self.heads)) if self.has_decay else None
         latest = k.new_zeros(batch_size, self.heads) if self.shifts else None
         position = zeros_position(batch_size, device)
         return TauState(k, v, wide(k) if self.has_e else None, total, latest, position, position)
@@ -95,4 +95,4 @@ class TauCache:
 
 
 def _continued(decay: Tensor | None, total: Tensor | None) -> Tensor | None:
-    return None if decay is None or total is None else add(decay, total.unsqueeze(2))
+    return None if decay is None or total is None else decay + total.unsqueeze(2)

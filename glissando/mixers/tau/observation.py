@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from glissando.kernels.precise import double, wide_to_double
+from glissando.kernels.precise import double
 from glissando.mixers.base import Context
 
 from .attention import exponents
@@ -57,7 +57,7 @@ def attention_entropy(p: Projected, queries: Tensor) -> Tensor:
     """-sum_j p_ij log p_ij in nats (B, H, Q) float64, over the keys j <= i of the queries i at positions (B, Q)."""
     where = queries.unsqueeze(1).expand(-1, p.q.shape[1], -1)
     gap = (p.q.gather(-1, where).unsqueeze(-1) - p.k.unsqueeze(-2)).abs()
-    near = wide_to_double(exponents(p.k, p.importance, p.decay)).unsqueeze(-2)
+    near = double(exponents(p.k, p.importance, p.decay)).unsqueeze(-2)
     logits = near - gap.to(near.device) / double(p.temperature).view(-1, 1, 1)
     visible = torch.arange(gap.shape[-1], device=near.device) <= queries.to(near.device).unsqueeze(-1)
     return torch.special.entr(logits.masked_fill(~visible.unsqueeze(1), -torch.inf).softmax(-1)).sum(-1)
