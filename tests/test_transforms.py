@@ -11,7 +11,6 @@ from torch.func import functional_call, grad, jvp, vmap
 
 from glissando.depth.solvers import integrate
 from glissando.errors import UnknownNameError
-from glissando.kernels.precise import standing_in
 from glissando.model import LanguageModel
 from glissando.series import SeriesModel
 
@@ -88,16 +87,6 @@ def test_masks_and_times_may_vary_under_vmap():
     assert_close(alone[mask], model(x, dt=dt, mask=mask)[0][mask])
     with pytest.raises(ValueError, match="cannot be negative"):
         vmap(lambda x, dt: model(x[None], dt=dt[None])[0])(x, -dt)
-
-
-@pytest.mark.parametrize("case", ["mixer:attention-forget", "mixer:tau-gated", "mixer:delta-rotate"])
-def test_without_float64(case: str):
-    model, parameters, ids = problem(case)
-    model, parameters = model.float(), {name: p.float() for name, p in parameters.items()}
-    expected = grad(lambda p: losses(model, p, ids).sum())(parameters)
-    with standing_in("cpu"):
-        got = grad(lambda p: losses(model, p, ids).sum())(parameters)
-    assert_tensors_close(got, expected)
 
 
 def test_an_unknown_backend_is_refused():

@@ -15,8 +15,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from glissando.kernels.plain import underlying
-
 #: types of devices that have no float64 at all
 _WITHOUT = {"mps"}
 
@@ -75,6 +73,6 @@ def angle_sum(x: Tensor, dim: int) -> Tensor:
 
 def _modulo_a_turn(f: Callable[..., Any], *arguments: Tensor | np.ndarray, rounded: Tensor) -> Tensor:
     """f of the arguments as NumPy's float64, modulo 2 pi, with the gradient of `rounded`."""
-    arrays = [x if isinstance(x, np.ndarray) else underlying(x.detach()).cpu().numpy() for x in arguments]
+    arrays = [x if isinstance(x, np.ndarray) else x.detach().cpu().numpy() for x in arguments]
     exact = np.remainder(f(*(array.astype(np.float64) for array in arrays)), 2 * math.pi)
     return torch.from_numpy(exact.astype(np.float32)).to(rounded.device) + (rounded - rounded.detach())
