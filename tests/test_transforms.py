@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from subjects import CASES, build, ragged, random_ids
-from tolerances import assert_close, assert_tensors_close
+from tolerances import assert_close
 from torch import Tensor
 from torch.func import functional_call, grad, jvp, vmap
 
