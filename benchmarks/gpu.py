@@ -37,7 +37,7 @@ from glissando.errors import GlissandoError
 from glissando.flops import training_flops
 from glissando.kernels.scan import scan
 from glissando.mixers.delta.scan import delta_rule
-from glissando.mixers.tau.attention import tau_attention
+from glissando.mixers.tau.attention import exponents, tau_attention
 from glissando.model import LanguageModel
 
 MODELS = ("transformer-124m", "continuous-transformer-124m", "liquid-ssm-124m", "delta-124m", "tauformer-124m")
@@ -245,7 +245,7 @@ def tau_call(bench: Bench, length: int, gradients: bool) -> Callable[[], object]
     v = torch.randn(1, heads, length, 64, device=device).to(_half(bench))
     c = -0.1 * torch.rand(1, heads, length, device=device).cumsum(-1)
     t = torch.full((heads,), 0.05, device=device)
-    return _called(lambda: tau_attention(q, k, v, t, g, c), (q, k, v, t, g, c), gradients)
+    return _called(lambda: tau_attention(q, k, v, t, exponents(k, g, c)), (q, k, v, t, g, c), gradients)
 
 
 def standard_row(bench: Bench, length: int, gradients: bool) -> Callable[[], object]:

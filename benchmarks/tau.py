@@ -12,7 +12,7 @@ import torch.nn.functional as F
 
 from benchmarks.speed import Row, paired, peak_bytes, random_bytes
 from glissando.compare.speed import trainer
-from glissando.mixers.tau.attention import tau_attention
+from glissando.mixers.tau.attention import exponents, tau_attention
 from glissando.model import LanguageModel
 
 HEADS, SIZE = 6, 64
@@ -62,7 +62,11 @@ def tau_call(length: int, with_gradients: bool) -> Callable[[], object]:
     forget = -0.1 * torch.rand(1, HEADS, length, generator=generator, dtype=torch.float64).cumsum(-1)
     temperature = torch.full((HEADS,), 0.05)
     inputs = (q, k, v, temperature, bias, forget)
-    return _call(lambda: tau_attention(q, k, v, temperature, bias, forget, "fast"), inputs, with_gradients)
+
+    def call() -> torch.Tensor:
+        return tau_attention(q, k, v, temperature, exponents(k, bias, forget), "fast")
+
+    return _call(call, inputs, with_gradients)
 
 
 def standard_call(length: int, with_gradients: bool) -> Callable[[], object]:

@@ -92,7 +92,7 @@ def test_a_row_of_many_tiles_and_chunks(kind: str):
 
 
 def test_tau_attention_over_many_tiles():
-    test_tau_triton.agree(test_tau_attention.problem("plain", (1, 2, 1, 1500, 1500), torch.float32, 0.05, size=64))
+    test_tau_triton.agree(test_tau_attention.problem("plain", (1, 2, 1500, 1500), torch.float32, 0.05, size=64))
 
 
 def test_the_delta_rule_in_chunks_is_the_recurrence():

@@ -41,7 +41,7 @@ def run_scan() -> None:
 
 def run_tau() -> None:
     for width, dtype in ((64, torch.float32), (256, torch.bfloat16)):
-        q, k, v = torch.ones(1, 2, 100, requires_grad=True), torch.ones(1, 2, 100), torch.ones(1, 1, 100, width)
+        q, k, v = torch.ones(1, 2, 100, requires_grad=True), torch.ones(1, 2, 100), torch.ones(1, 2, 100, width)
         torch.autograd.grad(tau_attention(q, k, v.to(dtype), 0.1, backend="triton").sum(), q)
 
 

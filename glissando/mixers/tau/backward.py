@@ -1,6 +1,6 @@
 """The gradients of attention by |lambda_q - lambda_k| on a CPU, along the same cuts as the forward (cut.py).
 
-With p_ij = exp(e_j - |q_i - k_j| / T - lse_i), g_i what arrives at o_i, and D_i = g_i . o_i less what arrives at lse_i:
+With p_ij = exp(e_j - |q_i - k_j| / T - lse_i), g_i what arrives at o_i, and D_i = g_i . o_i:
 
     ds_ij = p_ij (g_i . v_j - D_i)                                  the gradient of a logit
     dv_j = sum_i p_ij g_i,     de_j = sum_i ds_ij
@@ -11,10 +11,10 @@ All are sums over keys below and above, or queries below and above. What a query
 key, queries take the keys' place with exponents -lse_i and values (g_i, D_i). Equal lambdas have sign 0. dT needs a
 second sum up and down, of the distances; from dq and dk it would be a small difference of large numbers.
 
-sum_j ds_ij is what arrives at lse_i, but for rounding, which would be all of a small dT where no key is near and
-|q - k| / T is in the hundreds. So distances count from their mean over the keys, and signs from theirs:
+sum_j ds_ij is 0, but for rounding, which would be all of a small dT where no key is near and |q - k| / T is in the
+hundreds. So distances count from their mean over the keys, and signs from theirs:
 
-    sum_j ds_ij f_ij = sum_j ds_ij (f_ij - m_i) + m_i (what arrives at lse_i),    m_i = sum_j p_ij f_ij
+    sum_j ds_ij f_ij = sum_j ds_ij (f_ij - m_i),    m_i = sum_j p_ij f_ij
 """
 
 from __future__ import annotations
@@ -255,7 +255,7 @@ def _cut(q, k, e, v, g, delta, lse, inverse, sums, dk, de, dv, work, n_keys, n_q
 
 
 @kernel
-def _direct(q, k, e, v, g, delta, arrived, lse, past, inverse, first, last, sums, dk, de, dv, work):
+def _direct(q, k, e, v, g, delta, lse, past, inverse, first, last, sums, dk, de, dv, work):
     """The keys of the own block up to each query itself; what they have beyond it is in sums already."""
     size, start, p = g.shape[1], past + first, work.up[0]
     logits, own_k, own_e, ds = work.top_up, work.x, work.e, work.y
@@ -276,7 +276,7 @@ def _direct(q, k, e, v, g, delta, arrived, lse, past, inverse, first, last, sums
             ds[j] = w * (dot - delta[i])
             sums[i, _DS] += ds[j]
         # Where one key takes nearly all the weight, all of its ds is rounding of D_i, and dk has it over T.
-        rounding = sums[i, _DS] - arrived[i]
+        rounding = sums[i, _DS]
         for j in range(seen + 1):
             at, gap = start + j, own - own_k[j]
             sign = 1.0 if gap > 0 else (-1.0 if gap < 0 else 0.0)
@@ -291,7 +291,7 @@ def _direct(q, k, e, v, g, delta, arrived, lse, past, inverse, first, last, sums
 
 
 @kernel
-def _head(q, k, e, v, g, delta, arrived, lse, past, inverse, order, sums, dk, de, dv, work, ids, stack, with_lag):
+def _head(q, k, e, v, g, delta, lse, past, inverse, order, sums, dk, de, dv, work, ids, stack, with_lag):
     """dk becomes T dk: the caller divides."""
     length, n_keys = q.shape[0], k.shape[0]
     end = start_of(ids, order, n_keys, past, length)
@@ -305,7 +305,7 @@ def _head(q, k, e, v, g, delta, arrived, lse, past, inverse, order, sums, dk, de
         first, width = stack[depth, 0], stack[depth, 1]
         last = min(first + width, length)
         if width == _BLOCK:
-            _direct(q, k, e, v, g, delta, arrived, lse, past, inverse, first, last, sums, dk, de, dv, work)
+            _direct(q, k, e, v, g, delta, lse, past, inverse, first, last, sums, dk, de, dv, work)
             continue
         half = width // 2
         if first + half < last:
@@ -319,51 +319,31 @@ def _head(q, k, e, v, g, delta, arrived, lse, past, inverse, order, sums, dk, de
 
 
 @kernel
-def _gathered(sums, arrived, inverse, dq):
-    """dq of a head from its queries' sums; returns sum ds |q - k| / T. arrived (n,) is the gradient of lse."""
+def _gathered(sums, inverse, dq):
+    """dq of a head from its queries' sums; returns sum ds |q - k| / T."""
     far = 0.0
     for i in range(len(dq)):
-        rounding = sums[i, _DS] - arrived[i]
+        rounding = sums[i, _DS]
         dq[i] = -inverse * (sums[i, _DS_SIGN] - sums[i, _SIGN] * rounding)
         far += sums[i, _DS_GAP] - sums[i, _GAP] * rounding
     return far
 
 
 @kernel
-def backward(q, k, e, v, g, delta, arrived, lse, past, inverse, order, dq, dk, de, dv, far, with_lag, first, last):
-    """Rows first..last; dk, de, dv come in as zeros, dq, dk and de in float64.
-
-    arrived  what arrives at lse;  far (R, n)  becomes sum ds |q - k| / T if with_lag
-    """
-    length, n_keys = q.shape[2], k.shape[2]
+def backward(q, k, e, v, g, delta, lse, past, inverse, order, dq, dk, de, dv, far, with_lag, first, last):
+    """Rows first..last; dk, de, dv come in as zeros, dq, dk and de in float64; far (R,) becomes sum ds |q - k| / T if
+    with_lag."""
+    length, n_keys = q.shape[1], k.shape[1]
     work = scratch_for(v, max(n_keys, length) + _BLOCK, v.shape[2])
     ids, stack = np.empty(n_keys + length, np.int32), np.empty((64, 2), np.int64)
     sums = np.empty((length, _SUMS), np.float64)
     for row in range(first, last):
-        for head in range(q.shape[1]):
-            scale = inverse[row, head]
-            sums[:] = 0
-            _head(
-                q[row, head],
-                k[row, head],
-                e[row, head],
-                v[row],
-                g[row, head],
-                delta[row, head],
-                arrived[row, head],
-                lse[row, head],
-                past[row],
-                scale,
-                order[row, head],
-                sums,
-                dk[row, head],
-                de[row, head],
-                dv[row],
-                work,
-                ids,
-                stack,
-                with_lag,
-            )
-            far[row, head] = _gathered(sums, arrived[row, head], scale, dq[row, head])
-            for j in range(n_keys):
-                dk[row, head, j] *= scale
+        scale = inverse[row]
+        sums[:] = 0
+        _head(
+            q[row], k[row], e[row], v[row], g[row], delta[row], lse[row], past[row], scale, order[row], sums, dk[row],
+            de[row], dv[row], work, ids, stack, with_lag,
+        )  # fmt: skip
+        far[row] = _gathered(sums, scale, dq[row])
+        for j in range(n_keys):
+            dk[row, j] *= scale

@@ -16,7 +16,7 @@ from glissando.mixers.base import Context, require_parts
 from glissando.mixers.slots import append, at_last, cut, latest_of
 from glissando.state import zeros_position
 
-from .attention import attend, exponents
+from .attention import exponents, tau_attention
 
 
 class Projected(NamedTuple):
@@ -87,8 +87,8 @@ class TauCache:
         # A step of decoding reads what it sees; cutting the rest off would copy all of the cache.
         end = keys.shape[2] if p.q.shape[2] == 1 else end
         seen = keys[:, :, :end].to(p.q.dtype)
-        near = exponents(seen, None, None) if e is None else e[:, :, :end]
-        y, _ = attend(p.q, seen, values[:, :, :end].to(p.v.dtype), p.temperature, near, past=state.length)
+        near = None if e is None else e[:, :, :end]
+        y = tau_attention(p.q, seen, values[:, :, :end].to(p.v.dtype), p.temperature, near, past=state.length)
         latest = latest_of(p.q, counts, state.latest)
         length, position = state.length + counts, state.position + ctx.elapsed(counts)
         return y, TauState(keys, values, e, total, latest, length, position)

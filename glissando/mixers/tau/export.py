@@ -12,14 +12,14 @@ from glissando.mixers.attention.export import fixed_slots
 from glissando.mixers.base import Context
 from glissando.mixers.slots import at_last, latest_of
 
-from .attention import attend, exponents
+from .attention import exponents, tau_attention
 from .cache import Projected, TauCache, _continued
 from .layer import Tau
 
 
 class FixedTauState(NamedTuple):
     k: Tensor  # (B, H, C)
-    v: Tensor  # (B, G, C, K)
+    v: Tensor  # (B, H, C, K)
     e: Tensor | None  # (B, H, C) float64
     total: Tensor | None  # (B, H) float64
     latest: Tensor | None  # (B, H)
@@ -46,10 +46,8 @@ class FixedCache(TauCache):
             decay = _continued(p.decay, total)
             e, _ = put(e, exponents(p.k, p.importance, decay))
             total = total if decay is None else at_last(decay, counts, total)
-        near = torch.zeros_like(k, dtype=torch.float64) if e is None else e
-        y, _ = attend(
-            p.q, k.to(p.q.dtype), v.to(p.v.dtype), p.temperature, near, backend="reference", past=state.position
-        )
+        keys, values = k.to(p.q.dtype), v.to(p.v.dtype)
+        y = tau_attention(p.q, keys, values, p.temperature, e, backend="reference", past=state.position)
         return y, FixedTauState(k, v, e, total, latest_of(p.q, counts, state.latest), state.position + counts)
 
 

@@ -182,61 +182,57 @@ def _head(q, k, e, v, past, inverse, order, o, lse, work, ids, total, stack):
 
 @kernel
 def forward(q, k, e, v, past, inverse, order, o, lse, first, last):
-    """Rows first..last of q (R, n, T), k and e (R, n, L), v (R, L, K), order (R, n, L + T), o (R, n, T, K), lse."""
-    length, n_keys = q.shape[2], k.shape[2]
+    """Rows first..last of q (R, T), k and e (R, L), v (R, L, K), order (R, L + T), o (R, T, K), lse (R, T)."""
+    length, n_keys = q.shape[1], k.shape[1]
     work = scratch_for(v, max(n_keys, length) + _BLOCK, v.shape[2])
     ids, total = np.empty(n_keys + length, np.int32), np.empty(length, v.dtype)
     stack = np.empty((64, 2), np.int64)
     for row in range(first, last):
-        for head in range(q.shape[1]):
-            _head(
-                q[row, head],
-                k[row, head],
-                e[row, head],
-                v[row],
-                past[row],
-                inverse[row, head],
-                order[row, head],
-                o[row, head],
-                lse[row, head],
-                work,
-                ids,
-                total,
-                stack,
-            )
+        _head(
+            q[row],
+            k[row],
+            e[row],
+            v[row],
+            past[row],
+            inverse[row],
+            order[row],
+            o[row],
+            lse[row],
+            work,
+            ids,
+            total,
+            stack,
+        )
 
 
 @kernel
-def single(q, k, e, v, past, inverse, o, lse, first, last):
-    """One query a row, that of the latest key: q (R, n, 1), otherwise as `forward`. Keys are read in their order."""
+def single(q, k, e, v, past, inverse, o, first, last):
+    """One query a row, that of the latest key: q (R, 1), otherwise as `forward`. Keys are read in their order."""
     p, logits = np.empty(_STRETCH, v.dtype), np.empty(_STRETCH, np.float64)
     for row in range(first, last):
-        count = past[row] + 1
-        for head in range(q.shape[1]):
-            out, own, scale = o[row, head, 0], np.float64(q[row, head, 0]), inverse[row, head]
-            out[:] = 0
-            highest, total = -np.inf, v.dtype.type(0)
-            for start in range(0, count, _STRETCH):
-                length = min(_STRETCH, count - start)
-                top = highest
-                for j in range(length):
-                    logits[j] = e[row, head, start + j] - abs(own - k[row, head, start + j]) * scale
-                for j in range(length):
-                    top = max(top, logits[j])
-                for j in range(length):
-                    p[j] = _exp(v.dtype.type(logits[j] - top))
-                kept = _exp(v.dtype.type(highest - top))
-                total *= kept
-                for j in range(length):
-                    total += p[j]
-                for d in range(out.shape[0]):
-                    out[d] *= kept
-                _add(p, v[row], start, length, out)
-                highest = top
-            share = v.dtype.type(1) / total
+        count, out, own, scale = past[row] + 1, o[row, 0], np.float64(q[row, 0]), inverse[row]
+        out[:] = 0
+        highest, total = -np.inf, v.dtype.type(0)
+        for start in range(0, count, _STRETCH):
+            length = min(_STRETCH, count - start)
+            top = highest
+            for j in range(length):
+                logits[j] = e[row, start + j] - abs(own - k[row, start + j]) * scale
+            for j in range(length):
+                top = max(top, logits[j])
+            for j in range(length):
+                p[j] = _exp(v.dtype.type(logits[j] - top))
+            kept = _exp(v.dtype.type(highest - top))
+            total *= kept
+            for j in range(length):
+                total += p[j]
             for d in range(out.shape[0]):
-                out[d] *= share
-            lse[row, head, 0] = highest + math.log(total)
+                out[d] *= kept
+            _add(p, v[row], start, length, out)
+            highest = top
+        share = v.dtype.type(1) / total
+        for d in range(out.shape[0]):
+            out[d] *= share
 
 
 @kernel

@@ -57,7 +57,7 @@ from glissando.widening import (
 )
 
 from . import laplacian as graphs
-from .attention import attend, exponents
+from .attention import exponents, tau_attention
 from .cache import Projected, TauCache, TauState
 from .calibration import calibrate
 from .laplacian import energy
@@ -213,7 +213,7 @@ class Tau(Mixer):
             rotation = rotation.unsqueeze(-2)  # cos and sin (2, 1 or B, T, 1, K/2)
             p = p._replace(v=rotate(p.v.transpose(1, 2), rotation).transpose(1, 2))
         if state is None:
-            y, _ = attend(p.q, p.k, p.v, p.temperature, exponents(p.k, p.importance, p.decay))
+            y = tau_attention(p.q, p.k, p.v, p.temperature, exponents(p.k, p.importance, p.decay))
         else:
             counts = x.shape[1] if ctx.mask is None else ctx.counts(x)
             y, state = self.cache.attend(p, state, counts, ctx)

@@ -15,8 +15,6 @@ from . import forward as forward_kernels
 
 #: A token takes some 8 ns a number, forward; a number that is only read and written takes half of one.
 _COST = 32
-#: in place of -inf: weight 0 beside anything else, and differences stay numbers
-_HIDDEN = -1e30
 
 
 def sorted_order(q: Any, k: Any) -> Any:
@@ -35,29 +33,24 @@ def sorted_order(q: Any, k: Any) -> Any:
 
 def forward(q: Tensor, k: Tensor, v: Tensor, e: Tensor, inverse: Tensor, past: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """o (B, H, T, K), lse (B, H, T) float64 and the order (B, H, L + T) int32 that backward takes."""
-    batch, heads, length = q.shape
-    o = q.new_empty(batch, heads, length, v.shape[3])
-    lse = torch.empty(batch, heads, length, dtype=torch.float64)
-    order = torch.empty(batch, heads, k.shape[2] + length, dtype=torch.int32)
-    rows, groups = _rows(q, k, v, e, inverse, past), v.shape[1]
+    o, lse = q.new_empty(*q.shape, v.shape[3]), torch.empty(q.shape, dtype=torch.float64)
+    order = torch.empty(*q.shape[:2], k.shape[2] + q.shape[2], dtype=torch.int32)
 
     def run(q: Any, k: Any, e: Any, v: Any, past: Any, inverse: Any, order: Any, *rest: Any) -> None:
         *results, first, last = rest
         order[first:last] = sorted_order(q[first:last], k[first:last])
         forward_kernels.forward(q, k, e, v, past, inverse, order, *results, first, last)
 
-    over_rows(run, _by_group(o, groups), *rows, *(_grouped(x, groups) for x in (order, o, lse)), cost=_COST)
+    rows = _rows(q, k, v, e, inverse, past)
+    over_rows(run, o.flatten(0, 1), *rows, *(_flat(x) for x in (order, o, lse)), cost=_COST)
     return o, lse, order
 
 
-def single(q: Tensor, k: Tensor, v: Tensor, e: Tensor, inverse: Tensor, past: Tensor) -> tuple[Tensor, Tensor]:
-    """o (B, H, 1, K) and lse (B, H, 1) float64 of one query a row: a step of decoding."""
-    batch, heads, _ = q.shape
-    o = q.new_empty(batch, heads, 1, v.shape[3])
-    lse = torch.empty(batch, heads, 1, dtype=torch.float64)
-    rows, groups = _rows(q, k, v, e, inverse, past), v.shape[1]
-    forward_kernels.single(*rows, _grouped(o, groups), _grouped(lse, groups), 0, batch * groups)
-    return o, lse
+def single(q: Tensor, k: Tensor, v: Tensor, e: Tensor, inverse: Tensor, past: Tensor) -> Tensor:
+    """o (B, H, 1, K) of one query a row: a step of decoding."""
+    o = q.new_empty(*q.shape, v.shape[3])
+    forward_kernels.single(*_rows(q, k, v, e, inverse, past), _flat(o), 0, q.shape[0] * q.shape[1])
+    return o
 
 
 # Operations of a graph: torch.compile cannot see into the kernels, and need not.
@@ -80,20 +73,17 @@ def _(q: Tensor, k: Tensor, v: Tensor, e: Tensor, inverse: Tensor, past: Tensor)
 @torch.library.custom_op("glissando::tau_fast_backward", mutates_args=())
 def backward(
     q: Tensor, k: Tensor, v: Tensor, e: Tensor, inverse: Tensor, past: Tensor, o: Tensor, lse: Tensor, order: Tensor,
-    grad: Tensor, grad_lse: Tensor, with_lag: bool,
+    grad: Tensor, with_lag: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     """The gradients of q, k, v, e and inverse; that of inverse is 0 unless `with_lag`."""
-    groups = v.shape[1]
-    delta = (grad * o).sum(-1) - grad_lse.to(o.dtype)
+    delta = (grad * o).sum(-1)
     dq, dk, de = (torch.zeros_like(x, dtype=torch.float64, memory_format=torch.contiguous_format) for x in (q, k, e))
     dv = torch.zeros_like(v, memory_format=torch.contiguous_format)
     far = torch.zeros(q.shape[:2], dtype=torch.float64)  # sum ds |q - k| / T = - (1 / T) d(1 / T)
     q_, k_, e_, v_, past_, inverse_ = _rows(q, k, v, e, inverse, past)
     over_rows(
-        backward_kernels.backward, _by_group(grad, groups), q_, k_, e_, v_,
-        *(_grouped(x, groups) for x in (grad, delta, grad_lse, lse)), past_, inverse_,
-        *(_grouped(x, groups) for x in (order, dq, dk, de)), dv.flatten(0, 1).numpy(), _grouped(far, groups),
-        with_lag, cost=_COST,
+        backward_kernels.backward, grad.flatten(0, 1), q_, k_, e_, v_, *(_flat(x) for x in (grad, delta, lse)), past_,
+        inverse_, *(_flat(x) for x in (order, dq, dk, de, dv, far)), with_lag, cost=_COST,
     )  # fmt: skip
     return dq.to(q.dtype), dk.to(k.dtype), dv, de, -far.sum(0) / inverse
 
@@ -107,27 +97,19 @@ def _keep(ctx: Any, inputs: tuple[Tensor, ...], output: tuple[Tensor, ...]) -> N
     ctx.save_for_backward(*inputs, *output)
 
 
-def _gradients(ctx: Any, grad: Tensor, grad_lse: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
-    return *backward(*ctx.saved_tensors, grad, grad_lse, ctx.needs_input_grad[4]), None
+def _gradients(ctx: Any, grad: Tensor, *_: Tensor) -> tuple[Tensor | None, ...]:
+    return *backward(*ctx.saved_tensors, grad, ctx.needs_input_grad[4]), None
 
 
 differentiable.register_autograd(_gradients, setup_context=_keep)
 
 
 def _rows(q: Tensor, k: Tensor, v: Tensor, e: Tensor, inverse: Tensor, past: Tensor) -> tuple[Any, ...]:
-    """q, k, e, v, past and 1 / T with one row for each head of values: (B G, heads that share it, ...)."""
-    batch, groups = v.shape[:2]
-    heads = inverse.detach().expand(batch, -1)
-    hidden = e.detach().clamp_min(_HIDDEN)
-    rows = [_grouped(x, groups) for x in (q, k, hidden)]
-    values = v.detach().contiguous().flatten(0, 1).numpy()
-    return (*rows, values, past.repeat_interleave(groups).numpy(), _grouped(heads, groups))
+    """q, k, e, v, past and 1 / T with one row for each head: (B H, ...)."""
+    batch, heads = q.shape[:2]
+    return (*(_flat(x) for x in (q, k, e, v)), past.repeat_interleave(heads).numpy(), _flat(inverse.expand(batch, -1)))
 
 
-def _grouped(x: Tensor, groups: int) -> Any:
-    """(B, H, ...) as an array (B G, H / G, ...), sharing memory where x is contiguous."""
-    return _by_group(x.detach().contiguous(), groups).numpy()
-
-
-def _by_group(x: Tensor, groups: int) -> Tensor:
-    return x.unflatten(1, (groups, -1)).flatten(0, 1)
+def _flat(x: Tensor) -> Any:
+    """(B, H, ...) as an array (B H, ...), sharing memory where x is contiguous."""
+    return x.detach().contiguous().flatten(0, 1).numpy()

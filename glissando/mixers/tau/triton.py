@@ -9,14 +9,14 @@ are to base 2.
 
 Forward: the sum of a row runs beside the largest logit so far (online softmax; Milakov and Gimelshein 2018, arXiv
 1805.02867; Dao et al. 2022, arXiv 2205.14135), and only o and lse are written. Backward, with p_ij = exp(logit_ij -
-lse_i), G the gradient of o and D_i = sum_c G_ic o_ic - dlse_i, in two passes that compute p again:
+lse_i), G the gradient of o and D_i = sum_c G_ic o_ic, in two passes that compute p again:
 
     ds_ij = p_ij (G_i v_j - D_i)
     dq_i = -(1 / T) sum_j ds_ij sign(q_i - k_j),    d(1 / T) = -sum_ij ds_ij |q_i - k_j|         over keys
     dk_j = (1 / T) sum_i ds_ij sign(q_i - k_j),     de_j = sum_i ds_ij,   dv_j = sum_i p_ij G_i  over queries
 
-sum_j ds_ij = dlse_i, so that distances may count from any r_i: d(1 / T) = -sum_ij ds_ij (|q_i - k_j| - r_i) - sum_i r_i
-dlse_i. With r_i the mean distance by weight, the digits of distances that are all long are not lost.
+sum_j ds_ij = 0, so that distances may count from any r_i: d(1 / T) = -sum_ij ds_ij (|q_i - k_j| - r_i). With r_i the
+mean distance by weight, the digits of distances that are all long are not lost.
 
 Time is O(T L), memory O(T + L). There are no atomics: results do not depend on the order of programs.
 """
@@ -49,8 +49,6 @@ _LEAST = 16
 _WIDEST = 256
 
 _LOG2E = 1 / math.log(2)
-#: in place of -inf: weight 0 beside anything else, and differences stay numbers
-_HIDDEN = -1e30
 
 
 @triton.jit
@@ -122,7 +120,7 @@ def _put(base, row, rows_of, at, seen, width, tile, WIDTH: tl.constexpr):
 
 @triton.jit
 def _forward(
-    queries, keys, values, past, o, most, total, gaps, length, n_keys, width, heads, shared, tiles,
+    queries, keys, values, past, o, most, total, gaps, length, n_keys, width, heads, tiles,
     TILE: tl.constexpr, WIDTH: tl.constexpr, WITH_GAP: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """One tile of queries (rows, 3, T): Q as a pair, and q. o (rows, T, width); most, total and gaps (rows, T)."""
@@ -156,7 +154,7 @@ def _forward(
         weight = weight * decay + tl.sum(p, 1)
         if WITH_GAP:
             gap = gap * decay + tl.sum(p * tl.abs(q[:, None] - k[None, :]), 1)
-        v = _tile(values, row // shared, n_keys, j, j < end, width, WIDTH)
+        v = _tile(values, row, n_keys, j, j < end, width, WIDTH)
         acc = tl.dot(p, v, acc * decay[:, None], input_precision=PRECISION)
     _put(o, row, length, i, within, width, acc / weight[:, None], WIDTH)
     tl.store(most + row * length + i, highest, mask=within)
@@ -167,7 +165,7 @@ def _forward(
 
 @triton.jit
 def _over_keys(
-    queries, keys, values, past, grad, dq, far, length, n_keys, width, heads, shared, tiles,
+    queries, keys, values, past, grad, dq, far, length, n_keys, width, heads, tiles,
     TILE: tl.constexpr, WIDTH: tl.constexpr, WITH_GAP: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """For one tile of queries sum_j ds sign(q - k) in dq, and sum_j ds (|q - k| - r) in far, both (rows, T)."""
@@ -187,7 +185,7 @@ def _over_keys(
         a, a_low, b, b_low, k = _keys(keys, row, n_keys, j, j < end)
         visible = (j[None, :] <= own[:, None]) & (j < end)[None, :] & within[:, None]
         p = tl.exp2(tl.where(visible, _logits(a, a_low, b, b_low, u, u_low, w, w_low), -float("inf")))
-        v = _tile(values, row // shared, n_keys, j, j < end, width, WIDTH)
+        v = _tile(values, row, n_keys, j, j < end, width, WIDTH)
         slope = p * (tl.dot(g, tl.trans(v), input_precision=PRECISION) - delta[:, None])
         slope = tl.where(visible, slope, 0.0)
         signed = tl.where(q[:, None] < k[None, :], -slope, tl.where(q[:, None] > k[None, :], slope, 0.0))
@@ -204,40 +202,38 @@ def _over_keys(
 
 @triton.jit
 def _over_queries(
-    queries, keys, values, past, grad, dk, de, dv, length, n_keys, width, heads, shared, tiles,
+    queries, keys, values, past, grad, dk, de, dv, length, n_keys, width, heads, tiles,
     TILE: tl.constexpr, WIDTH: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """For one tile of keys of all heads that share values: sum_i ds sign(q - k) and sum_i ds (rows, L), and dv."""
-    group = (tl.program_id(0) // tiles).to(tl.int64)
+    """For one tile of keys sum_i ds sign(q - k) and sum_i ds (rows, L), and dv."""
+    row = (tl.program_id(0) // tiles).to(tl.int64)
     j = tl.program_id(0) % tiles * TILE + tl.arange(0, TILE)
     within = j < n_keys
-    v = _tile(values, group, n_keys, j, within, width, WIDTH)
-    before = tl.load(past + group * shared // heads)
+    v = _tile(values, row, n_keys, j, within, width, WIDTH)
+    before = tl.load(past + row // heads)
     first = tl.program_id(0) % tiles * TILE - before  # the query that sees the tile's first key
     begin = tl.minimum(tl.maximum(first, 0) // TILE * TILE, length).to(tl.int32)
     of_v = tl.zeros([TILE, WIDTH], tl.float32)
-    for head in range(0, shared):
-        row = group * shared + head
-        a, a_low, b, b_low, k = _keys(keys, row, n_keys, j, within)
-        of_k = tl.zeros([TILE], tl.float32)
-        lost_k = of_k
-        of_e = of_k
-        lost_e = of_k
-        for start in range(begin, length, TILE):
-            i = start + tl.arange(0, TILE)
-            u, u_low, w, w_low, q, delta, _ = _queries(queries, row, length, i, i < length)
-            visible = (j[None, :] <= (before + i)[:, None]) & (i < length)[:, None] & within[None, :]
-            p = tl.exp2(tl.where(visible, _logits(a, a_low, b, b_low, u, u_low, w, w_low), -float("inf")))
-            g = _tile(grad, row, length, i, i < length, width, WIDTH)
-            of_v = tl.dot(tl.trans(p), g, of_v, input_precision=PRECISION)
-            slope = p * (tl.dot(g, tl.trans(v), input_precision=PRECISION) - delta[:, None])
-            slope = tl.where(visible, slope, 0.0)
-            signed = tl.where(q[:, None] < k[None, :], -slope, tl.where(q[:, None] > k[None, :], slope, 0.0))
-            of_e, lost_e = _add(of_e, lost_e, tl.sum(slope, 0))
-            of_k, lost_k = _add(of_k, lost_k, tl.sum(signed, 0))
-        tl.store(dk + row * n_keys + j, of_k, mask=within)
-        tl.store(de + row * n_keys + j, of_e, mask=within)
-    _put(dv, group, n_keys, j, within, width, of_v, WIDTH)
+    a, a_low, b, b_low, k = _keys(keys, row, n_keys, j, within)
+    of_k = tl.zeros([TILE], tl.float32)
+    lost_k = of_k
+    of_e = of_k
+    lost_e = of_k
+    for start in range(begin, length, TILE):
+        i = start + tl.arange(0, TILE)
+        u, u_low, w, w_low, q, delta, _ = _queries(queries, row, length, i, i < length)
+        visible = (j[None, :] <= (before + i)[:, None]) & (i < length)[:, None] & within[None, :]
+        p = tl.exp2(tl.where(visible, _logits(a, a_low, b, b_low, u, u_low, w, w_low), -float("inf")))
+        g = _tile(grad, row, length, i, i < length, width, WIDTH)
+        of_v = tl.dot(tl.trans(p), g, of_v, input_precision=PRECISION)
+        slope = p * (tl.dot(g, tl.trans(v), input_precision=PRECISION) - delta[:, None])
+        slope = tl.where(visible, slope, 0.0)
+        signed = tl.where(q[:, None] < k[None, :], -slope, tl.where(q[:, None] > k[None, :], slope, 0.0))
+        of_e, lost_e = _add(of_e, lost_e, tl.sum(slope, 0))
+        of_k, lost_k = _add(of_k, lost_k, tl.sum(signed, 0))
+    tl.store(dk + row * n_keys + j, of_k, mask=within)
+    tl.store(de + row * n_keys + j, of_e, mask=within)
+    _put(dv, row, n_keys, j, within, width, of_v, WIDTH)
 
 
 @torch.library.custom_op("glissando::tau_attention", mutates_args=())
@@ -246,7 +242,7 @@ def forward(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """o (B, H, T, K) float32, lse (B, H, T) float64 and, `with_gap`, r (B, H, T): the mean distance by weight.
 
-    q (B, H, T) and k (B, H, L) float32, v (B, G, L, K) float32 or half precision, e (B, H, L) and inverse 1 / T (H,)
+    q (B, H, T) and k (B, H, L) float32, v (B, H, L, K) float32 or half precision, e (B, H, L) and inverse 1 / T (H,)
     float64, past (B,) int64. Gradients for all but past; that of `inverse` needs r.
 
     Raises ConfigError for tensors that are not on CUDA, unless Triton interprets, and for values wider than 256.
@@ -271,13 +267,12 @@ def _(q: Tensor, k: Tensor, v: Tensor, e: Tensor, inverse: Tensor, past: Tensor,
 @torch.library.custom_op("glissando::tau_attention_backward", mutates_args=())
 def backward(
     q: Tensor, k: Tensor, v: Tensor, e: Tensor, inverse: Tensor, past: Tensor, o: Tensor, lse: Tensor, gaps: Tensor,
-    grad: Tensor, grad_lse: Tensor,
+    grad: Tensor,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     """The gradients of q, k, v, e and inverse; that of inverse is empty without gaps."""
     batch, heads, length = q.shape
-    groups, n_keys = v.shape[1:3]
     with_gap = gaps.numel() > 0
-    delta = (grad.float() * o).sum(-1) - grad_lse.to(o.dtype)
+    delta = (grad.float() * o).sum(-1)
     at, high = q.double() * _scale(inverse), lse * _LOG2E
     mean = gaps if with_gap else delta
     queries = torch.stack([*_halves(high + at), *_halves(high - at), q, delta, mean], 2)
@@ -286,8 +281,8 @@ def backward(
     dv = o.new_empty(v.shape)
     with torch.cuda.device_of(q):
         _launch(_over_keys, q, v, batch * heads, length, *given, dq, far, WITH_GAP=with_gap)
-        _launch(_over_queries, q, v, batch * groups, n_keys, *given, dk, de, dv)
-    of_inverse = -(far.double() + gaps.double() * grad_lse).sum((0, 2)) if with_gap else inverse.new_empty(0)
+        _launch(_over_queries, q, v, batch * heads, k.shape[2], *given, dk, de, dv)
+    of_inverse = -far.double().sum((0, 2)) if with_gap else inverse.new_empty(0)
     scale = inverse.view(-1, 1)
     return (dq * -scale).to(q.dtype), (dk * scale).to(k.dtype), dv.to(v.dtype), de.double(), of_inverse
 
@@ -295,7 +290,7 @@ def backward(
 @backward.register_fake
 def _(
     q: Tensor, k: Tensor, v: Tensor, e: Tensor, inverse: Tensor, past: Tensor, o: Tensor, lse: Tensor, gaps: Tensor,
-    grad: Tensor, grad_lse: Tensor,
+    grad: Tensor,
 ) -> tuple[Tensor, ...]:  # fmt: skip
     of_inverse = inverse.new_empty(inverse.shape if gaps.numel() else (0,))
     return q.new_empty(q.shape), k.new_empty(k.shape), v.new_empty(v.shape), e.new_empty(e.shape), of_inverse
@@ -306,8 +301,8 @@ def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tenso
     ctx.save_for_backward(*tensors, *output)
 
 
-def _gradients(ctx: Any, grad: Tensor, grad_lse: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
-    *found, of_inverse = backward(*ctx.saved_tensors, grad, grad_lse)
+def _gradients(ctx: Any, grad: Tensor, *_: Tensor) -> tuple[Tensor | None, ...]:
+    *found, of_inverse = backward(*ctx.saved_tensors, grad)
     return *found, of_inverse if ctx.with_gap else None, None, None
 
 
@@ -337,7 +332,7 @@ def _scale(inverse: Tensor) -> Tensor:
 
 def _planes(k: Tensor, e: Tensor, inverse: Tensor) -> Tensor:
     """(B, H, 5, L): A and B as pairs, and k."""
-    e, at = e.clamp_min(_HIDDEN) * _LOG2E, k.double() * _scale(inverse)
+    e, at = e * _LOG2E, k.double() * _scale(inverse)
     return torch.stack([*_halves(e + at), *_halves(e - at), k], 2)
 
 
@@ -361,6 +356,6 @@ def _launch(kernel: Any, q: Tensor, v: Tensor, rows: int, tokens: int, *arrays: 
     # With four warps for a tile the compiler spills registers.
     tuning = {"num_warps": 8, "num_stages": 2, "enable_fp_fusion": True}
     kernel[(rows * tiles,)](
-        *arrays, length=q.shape[2], n_keys=n_keys, width=width, heads=q.shape[1], shared=q.shape[1] // v.shape[1],
-        tiles=tiles, TILE=tile, WIDTH=block, PRECISION=precision, **tuning, **options,
+        *arrays, length=q.shape[2], n_keys=n_keys, width=width, heads=q.shape[1], tiles=tiles, TILE=tile, WIDTH=block,
+        PRECISION=precision, **tuning, **options,
     )  # fmt: skip
