@@ -29,6 +29,7 @@ from glissando.kernels.compiled import require_backend
 from glissando.kernels.plain import plain_operations, underlying
 from glissando.mixers import MIXERS, AttentionConfig, Context, Mixer, Signal, build_mixer, require_accepted
 from glissando.mixers.liquid.scan import require_time
+from glissando.rewinding import Trail
 from glissando.state import Slotted, State, zeros_position
 
 
@@ -91,6 +92,7 @@ class ModelState(NamedTuple):
     position: Tensor  # (B,) int64, tokens seen
     depth: State
     past: State = None  # what a model keeps of its inputs themselves: a series model's history
+    trail: Trail | None = None  # with which the state can go back, see glissando.rewinding
 
 
 class Backbone(nn.Module):

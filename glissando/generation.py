@@ -5,14 +5,15 @@ from __future__ import annotations
 import math
 import os
 import sys
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from numbers import Integral
 
 import torch
 from torch import Tensor
 
-from glissando.data.tokenizers import StreamDecoder, Tokenizer
+from glissando.data.tokenizers import Tokenizer
+from glissando.decoding.lookup import LookupStep, require_lookup
 from glissando.decoding.steps import Kind, Step, computing, require_kind, step_from
 from glissando.errors import ConfigError, InputError, NotFiniteError, unknown_name
 from glissando.mixers import Memo
@@ -20,11 +21,10 @@ from glissando.model import LanguageModel
 from glissando.sampling import Sampling
 from glissando.state import State, map_state
 from glissando.state_files import StreamState
+from glissando.text_row import TextRow
 
 #: values by name, or all of them in the model's order
 Control = Mapping[str, float] | Sequence[float]
-#: ids from which a tokenizer knows how to write the next one: a character has 4 bytes at most
-_RECENT = 64
 #: tokens that a cache has room for from the start; it grows by doubling
 _SPARE = 256
 
@@ -41,6 +41,7 @@ class Continuation(Iterator[list[int | None]]):
     state      the model's state that the prompts are read behind; None: its initial state
     generators  of random numbers, one a row; None: row r has a new one, with the seed sampling.seed + r
     step       how tokens behind the prompt are computed, see glissando.decoding.steps
+    lookup     of one prompt: largest number of tokens that are read ahead, see glissando.decoding.lookup
 
     Attributes: `state`, `generators`, and `unread`, (B,) int64, the ids drawn last, which the state has not read.
 
@@ -59,13 +60,16 @@ class Continuation(Iterator[list[int | None]]):
         state: State = None,
         generators: Sequence[torch.Generator] | None = None,
         step: Kind = "auto",
+        lookup: int = 0,
     ) -> None:
         require_kind(step)
+        require_lookup(lookup, len(prompts))
         seeds = range(sampling.seed, sampling.seed + len(prompts))
         self.generators = generators or [torch.Generator().manual_seed(seed) for seed in seeds]
         self.unread: Tensor | None = None
         self._model, self._prompts, self._state, self._kind = model, prompts, state, step
         self._step: Step | None = None
+        self._lookup = lookup
         read = 0 if state is None else int(state.position)
         limits = [min(max_tokens, tokens_left(model, read + len(prompt))) for prompt in prompts]
         self._ids = self._run(limits, sampling, ends, control)
@@ -92,7 +96,7 @@ class Continuation(Iterator[list[int | None]]):
         now = _now(control)
         spare = min(max(limits, default=0), _SPARE)
         if self._state is not None and len(prompts[0]) == 1:  # as it would have continued: to the last bit
-            logits = self._begin_steps(now, spare, memo)(torch.tensor(prompts[0], device=device), now)
+            logits = self._begin_steps(now, spare, memo, [], limits[0])(torch.tensor(prompts[0], device=device), now)
         else:
             with computing(model):
                 logits, self._state = _read_prompts(model, prompts, now, device, memo, self._state)
@@ -112,18 +116,20 @@ class Continuation(Iterator[list[int | None]]):
             if not going:
                 return
             now = _now(control)
-            step = self._step or self._begin_steps(now, spare, memo)
+            step = self._step or self._begin_steps(now, spare, memo, prompts[0], limits[0] - 1)
             if len(going) < len(alive):
                 alive = [alive[i] for i in going]
                 ids = ids[torch.tensor(going, device=device)]
                 step.keep(going)
             logits = step(ids, now if now is None or len(now) == len(alive) else now[alive])
 
-    def _begin_steps(self, control: Tensor | None, spare: int, memo: Memo) -> Step:
-        """The step from the state, which it then has instead of this object."""
-        self._step = step_from(self._model, self._state, self._kind, control is not None, spare, memo)
-        self._state = None
-        return self._step
+    def _begin_steps(self, control: Tensor | None, spare: int, memo: Memo, text: Sequence[int], left: int) -> Step:
+        """The step from the state, which it then has instead of this object, behind `text` and with `left` tokens to
+        read."""
+        block = step_from(self._model, self._state, self._kind, control is not None, spare, memo)
+        step: Step = LookupStep(block, text, self._lookup, left) if self._lookup else block
+        self._state, self._step = None, step
+        return step
 
 
 def _require_finite(logits: Tensor) -> None:
@@ -259,6 +265,7 @@ def stream(
     state: StreamState | None = None,
     resumable: bool = False,
     step: Kind = "auto",
+    lookup: int = 0,
 ) -> Stream:
     """The continuation of a prompt, in pieces as they are generated.
 
@@ -283,6 +290,9 @@ def stream(
         resumable: Whether the stream has a `state`, which also keeps a part of a character or of a stop text.
         step: `compiled` (a token is one call of a kernel; float32 on a CPU), `plain` (the model's forward pass), or
             `auto` (compiled if the model has such a step).
+        lookup: Up to so many tokens are read ahead in one call where the last three tokens occurred earlier: those that
+            followed them there. It is faster where a text repeats itself, and the text stays the same (to the last bit
+            with the compiled step).
 
     Returns:
         An iterator over pieces of text; with `resumable`, its attribute `state` is the state after the latest piece.
@@ -298,7 +308,7 @@ def stream(
             "keep: leave them out, or stream without state and resumable"
         )
     prompts = _texts([prompt], "prompt")
-    texts = _Texts(model, prompts, max_tokens, sampling, stop, control, when_full, step, state, not resumable)
+    texts = _Texts(model, prompts, max_tokens, sampling, stop, control, when_full, step, lookup, state, not resumable)
     return Stream(texts, resumable)
 
 
@@ -318,8 +328,11 @@ def generate(
     control: Control | None = None,
     when_full: Callable[[], None] | None = None,
     step: Kind = "auto",
+    lookup: int = 0,
 ) -> list[str]:
     """The continuations of several prompts, computed together. Each text equals the one generated alone.
+
+    With `lookup` each text is computed alone, as texts keep different numbers of the tokens that were read ahead.
 
     Args:
         model: A model with a tokenizer.
@@ -331,8 +344,26 @@ def generate(
     several = _texts(prompts, "prompts")
     biases = tuple((logit_bias or {}).items())
     sampling = Sampling(temperature, top_k, top_p, seed, frequency_penalty, presence_penalty, biases)
+    if lookup and len(several) > 1:
+        return [
+            "".join(
+                text
+                for (text,) in _Texts(
+                    model,
+                    [prompt],
+                    max_tokens,
+                    replace(sampling, seed=seed + row),
+                    stop,
+                    control,
+                    when_full,
+                    step,
+                    lookup,
+                )
+            )
+            for row, prompt in enumerate(several)
+        ]
     texts = [""] * len(several)
-    for pieces in _Texts(model, several, max_tokens, sampling, stop, control, when_full, step):
+    for pieces in _Texts(model, several, max_tokens, sampling, stop, control, when_full, step, lookup):
         texts = [text + piece for text, piece in zip(texts, pieces, strict=True)]
     return texts
 
@@ -365,6 +396,7 @@ class _Texts(Iterator[list[str]]):
         control: Control | Callable[[], Control] | None,
         when_full: Callable[[], None] | None,
         step: Kind,
+        lookup: int,
         before: StreamState | None = None,
         finishes: bool = True,
     ) -> None:
@@ -390,6 +422,7 @@ class _Texts(Iterator[list[str]]):
         self.ids = Continuation(
             model, ids, max_tokens, sampling,
             ends=self._ends, control=dial, state=state, generators=generators, step=step,
+            lookup=lookup,
         )  # fmt: skip
         self._short = [tokens_left(model, read + len(prompt)) < max_tokens for prompt in ids]
         self._all = self._run(when_full, finishes)
@@ -422,60 +455,6 @@ def _dial(model: LanguageModel, control: Control | Callable[[], Control], rows: 
     return now if callable(control) else now()
 
 
-class TextRow:
-    """One row's text: whole characters, held back while they may yet become a stop text."""
-
-    def __init__(self, tokenizer: Tokenizer, stops: list[str]) -> None:
-        self.decoder, self.eos_id = StreamDecoder(tokenizer), tokenizer.eos_id
-        self.stops, self.held, self.ended = stops, "", False
-        self._recent: deque[int] = deque(maxlen=_RECENT)
-
-    @property
-    def recent(self) -> list[int]:
-        """The last ids of the text."""
-        return list(self._recent)
-
-    def go_on(self, recent: Sequence[int], held: str) -> None:
-        """Take up a text whose last ids are `recent`, and of which `held` was held back."""
-        self._recent.extend(recent)
-        for token in recent:  # whose whole characters were released then
-            self.decoder.push(token)
-        self.held = held
-
-    def push(self, token: int) -> str:
-        if token == self.eos_id:
-            self._recent.clear()
-            return self.finish()
-        self._recent.append(token)
-        return self._release(self.decoder.push(token))
-
-    def finish(self) -> str:
-        """What was held back, if no stop text came of it."""
-        if self.ended:
-            return ""
-        text = self._release(self.decoder.flush())
-        text, self.held, self.ended = text + self.held, "", True
-        return text
-
-    def _release(self, text: str) -> str:
-        self.held += text
-        found = [at for at in (self.held.find(s) for s in self.stops) if at >= 0]
-        if found:
-            out, self.held, self.ended = self.held[: min(found)], "", True
-            return out
-        keep = max((_overlap(self.held, s) for s in self.stops), default=0)
-        out, self.held = self.held[: len(self.held) - keep], self.held[len(self.held) - keep :]
-        return out
-
-
-def _overlap(text: str, stop: str) -> int:
-    """Length of the longest proper beginning of `stop` that ends `text`."""
-    for n in range(min(len(stop) - 1, len(text)), 0, -1):
-        if text.endswith(stop[:n]):
-            return n
-    return 0
-
-
 def tokenizer_of(model: LanguageModel) -> Tokenizer:
     """The model's tokenizer. Raises ConfigError if it has none, InputError for what is no model."""
     if not hasattr(model, "tokenizer"):
@@ -490,11 +469,3 @@ def tokenizer_of(model: LanguageModel) -> Tokenizer:
             "load_tokenizer('tokenizer.json') from glissando.data.tokenizers, or load a run directory"
         )
     return model.tokenizer
-
-
-def visible(text: str) -> str:
-    """`text` with control characters but newline and tab as U+FFFD: an untrained model writes terminal commands."""
-    return text.translate(_INVISIBLE)
-
-
-_INVISIBLE = {code: "\ufffd" for code in [*range(32), *range(0x7F, 0xA0)] if chr(code) not in "\n\t"}

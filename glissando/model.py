@@ -15,6 +15,7 @@ from glissando.config import from_dict, merge, options, recorded
 from glissando.errors import ConfigError, InputError, LengthError
 from glissando.kernels.loop import exporting
 from glissando.mixers import Context, Memo, Signal
+from glissando.rewinding import Trail, new_trail, read_with_trail, rewound
 
 if TYPE_CHECKING:
     from glissando.data.tokenizers import Tokenizer
@@ -201,6 +202,8 @@ class LanguageModel(Backbone):
                 "a single text needs ids.unsqueeze(0)"
             )
         ctx = Context(mask, dt, control, donate, memo, hidden)
+        if (trail := getattr(state, "trail", None)) is not None:
+            return self._read_with_trail(ids, state, trail, ctx, head)
         ids, ctx, order = self._prepared(ids, state, ctx)
         x = self._embed(ids, None if state is None else state.position, ctx)
         ctx.keep(x)
@@ -216,6 +219,55 @@ class LanguageModel(Backbone):
 
     if TYPE_CHECKING:  # nn.Module's is typed as Callable[..., Any]
         __call__ = forward
+
+    def init_state(
+        self,
+        batch_size: int,
+        device: torch.device | None = None,
+        dtype: torch.dtype | None = None,
+        rewind: int = 0,
+    ) -> ModelState:
+        """The state before any token, on the model's device and dtype by default.
+
+        rewind  N: the state and those after it can go back by up to N columns of tokens, with `rewind`; they hold three
+                states and 4 N columns of inputs. 0: they cannot, and hold one
+        """
+        state = super().init_state(batch_size, device, dtype)
+        if not rewind:
+            return state
+        return state._replace(trail=new_trail(state, rewind, len(self.config.controls), next(self.parameters()).dtype))
+
+    def rewind(self, state: ModelState, count: int) -> ModelState:
+        """The state before the last `count` columns of ids: rewind(state(ab), len(b)) = state(a), up to rounding.
+
+        Columns count in every row, padding too. From a mark before them, the columns that stay are read again: 2 N at
+        most. Dropout must be off.
+
+        Raises InputError for a state without a trail, and for more columns than it can go back.
+        """
+        return rewound(self, state, count)
+
+    def _read_with_trail(
+        self, ids: Tensor, state: Any, trail: Trail, ctx: Context, head: bool
+    ) -> tuple[Tensor, ModelState]:
+        self._check(ids, state, ctx)
+
+        def read(columns: slice, before: ModelState) -> tuple[list[Tensor], Any]:
+            def part(signal: Tensor | None) -> Tensor | None:
+                return None if signal is None else signal[:, columns]
+
+            layers: list[Tensor] = []
+            control = ctx.control if ctx.control is None or ctx.control.ndim == 2 else part(ctx.control)
+            output, after = self.forward(
+                ids[:, columns], before, control=control, dt=part(ctx.dt), mask=part(ctx.mask), donate=ctx.donate,
+                memo=ctx.memo, head=head, hidden=None if ctx.hidden is None else layers,
+            )  # fmt: skip
+            return [output, *layers], after
+
+        (output, *layers), after = read_with_trail(read, ids, trail, state, ctx.mask, ctx.dt, ctx.control)
+        if ctx.hidden is not None:
+            ctx.hidden[:] = layers
+        return output, after
 
     @property
     def accepts(self) -> frozenset[Signal]:

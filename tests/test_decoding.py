@@ -277,7 +277,7 @@ def test_wrong_inputs_raise():
     rows = decoder.rows(model.init_state(1))
     with pytest.raises(InputError, match="from 0 to 36, got 37"):
         decoder.step(torch.tensor([37]), rows)
-    with pytest.raises(InputError, match="one for each of 1 rows"):
+    with pytest.raises(InputError, match="one or more for each of 1 rows"):
         decoder.step(torch.tensor([1, 2]), rows)
     with pytest.raises(InputError, match="with_control"):
         decoder.step(torch.tensor([1]), rows, torch.ones(1, 1))

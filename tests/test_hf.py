@@ -258,10 +258,37 @@ def test_time_steps_are_read_token_by_token():
     assert logits[:, 6:].argmax(-1).tolist() == plain[:, 7:].tolist()
 
 
+@pytest.mark.parametrize("case", STATES)
+def test_assisted_generation_and_prompt_lookup_write_the_same(case):
+    model, prompt = wrapped(case), torch.tensor(PROMPTS[:1])
+    options = {"max_new_tokens": 24, "do_sample": False, "eos_token_id": None}
+    expected = model.generate(prompt, **options)
+    assert torch.equal(model.generate(prompt, prompt_lookup_num_tokens=4, **options), expected)
+    assert torch.equal(model.generate(prompt, assistant_model=model, **options), expected)
+    shifted = wrapped(case)  # an assistant that is mostly wrong, whose drafts are undone
+    with torch.no_grad():
+        for parameter in shifted.parameters():
+            parameter.add_(0.05)
+    assert torch.equal(model.generate(prompt, assistant_model=shifted, **options), expected)
+
+
+def test_a_cache_goes_back():
+    model, ids = wrapped(STATES[0]), torch.tensor(PROMPTS[:1])
+    cache = GlissandoCache(rewind=4)
+    with torch.no_grad():
+        model(ids, past_key_values=cache)
+        cache.crop(-3)
+        assert cache.get_seq_length() == ids.shape[1] - 3
+        again = model(ids[:, -3:], past_key_values=copy.deepcopy(cache)).logits
+        cache.crop(ids.shape[1] - 4)
+        further = model(ids[:, -4:], past_key_values=cache).logits
+        expected = model(ids).logits
+    assert_close(again, expected[:, -3:], "after crop")
+    assert_close(further, expected[:, -4:], "after two crops")
+
+
 def test_what_a_state_cannot_do_is_refused():
     model, batch = wrapped(STATES[0]), padded(PROMPTS)
-    with pytest.raises(ValueError, match="stateful"):
-        model.generate(torch.tensor(PROMPTS[:1]), prompt_lookup_num_tokens=2, max_new_tokens=3)
     with pytest.raises(ConfigError, match="cache_implementation 'static'"):
         model.generate(**batch, cache_implementation="static", max_new_tokens=3)
     with pytest.raises(ConfigError, match="no mixer keeps attention weights"):
@@ -272,8 +299,13 @@ def test_what_a_state_cannot_do_is_refused():
         model.generate(**batch, past_key_values=transformers.DynamicCache(), max_new_tokens=3)
     with pytest.raises(ConfigError, match="pad on the left"):
         model.generate(batch["input_ids"], attention_mask=batch["attention_mask"].flip(1), max_new_tokens=3)
-    with pytest.raises(ValueError, match="cannot go back"):
-        GlissandoCache().crop(2)
+    with pytest.raises(InputError, match="no model has read with this cache yet"):
+        GlissandoCache().crop(-2)
+    cache = model(torch.tensor(PROMPTS[:1]), use_cache=True).past_key_values
+    with pytest.raises(InputError, match="this state cannot go back"):
+        cache.crop(1)
+    with pytest.raises(ConfigError, match=r"start with GlissandoCache\(rewind=32\)"):
+        cache.activate_past_recording()
     with pytest.raises(ConfigError, match=r"vocabulary of 37 cannot be resized to 40: .* vocab"):
         model.resize_token_embeddings(pad_to_multiple_of=8)
     assert model.resize_token_embeddings(37) is model.get_input_embeddings()

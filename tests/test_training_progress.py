@@ -18,7 +18,7 @@ import glissando
 from glissando.data.corpora import build_corpus
 from glissando.evaluation.scoring import score_part
 from glissando.fabric import Fabric
-from glissando.generation import visible
+from glissando.text_row import visible
 from glissando.training.budget import Clock
 from glissando.training.fit import train
 from glissando.training.language_task import LanguageTask

@@ -44,7 +44,7 @@ def main(arguments: Sequence[str]) -> None:
     parser.add_argument(
         "--load_state", metavar="FILE", help="continue the text exactly where it stopped; --prompt is appended first"
     )
-    add_model_options(parser, "weights", "step")
+    add_model_options(parser, "weights", "step", "lookup")
     with without_collections():
         options = parse(parser, arguments)
     if options.max_tokens < 1:
@@ -89,7 +89,8 @@ def _check_states(o: Options) -> None:
 
 def _write(o: Options) -> None:
     with without_collections():
-        from glissando.generation import Sampling, control_values, generate, visible
+        from glissando.generation import Sampling, control_values, generate
+        from glissando.text_row import visible
 
     seed = random.randrange(2**32) if o.seed is None else o.seed
     Sampling(o.temperature, o.top_k, o.top_p, seed)
@@ -109,7 +110,7 @@ def _write(o: Options) -> None:
     # A terminal obeys control characters, which an untrained model writes freely; a file gets what was written.
     shown = visible if sys.stdout.isatty() else str
     keywords: dict[str, Any] = {
-        k: getattr(o, k) for k in ("max_tokens", "temperature", "top_k", "top_p", "stop", "step")
+        k: getattr(o, k) for k in ("max_tokens", "temperature", "top_k", "top_p", "stop", "step", "lookup")
     }
     keywords |= {"seed": seed, "control": control}
     full: list[bool] = []

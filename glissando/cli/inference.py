@@ -39,12 +39,19 @@ _FURTHER: dict[str, dict[str, Any]] = {
         "help": "how tokens are computed: compiled (a kernel, in float32 on a CPU) or plain (PyTorch); auto: compiled "
         "if the model has such a step. The kernel is compiled once on a machine, in half a minute",
     },
+    "lookup": {
+        "type": whole,
+        "default": 0,
+        "metavar": "N",
+        "help": "read up to N tokens ahead where the last three occurred earlier in the text; the text stays the same, "
+        "and comes faster where it repeats itself (default: 0)",
+    },
 }
 
 
 def add_model_options(parser: Parser, *further: str, computes: bool = True) -> None:
-    """What may be changed of a trained model, the files that it needs, and the `further` of weights and step; with the
-    device and the threads where it `computes`."""
+    """What may be changed of a trained model, the files that it needs, and the `further` of weights, step and lookup;
+    with the device and the threads where it `computes`."""
     for name in further:
         parser.add_argument(f"--{name}", **_FURTHER[name])
     for name, (kind, text) in _INFERENCE.items():

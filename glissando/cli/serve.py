@@ -52,9 +52,16 @@ def main(arguments: Sequence[str]) -> None:
         help="memory limit of the process, such as 2GiB; by default half of the available memory",
     )
     parser.add_argument("--open", action="store_true", help="open the playground in a web browser")
-    add_model_options(parser, "weights", "step")
+    add_model_options(parser, "weights", "step", "lookup")
     options = parse(parser, arguments)
-    for name, least in {"port": 0, "prefix_mib": 0, "max_sessions": 1, "max_prompt": 1, "max_tokens": 1}.items():
+    for name, least in {
+        "port": 0,
+        "prefix_mib": 0,
+        "lookup": 0,
+        "max_sessions": 1,
+        "max_prompt": 1,
+        "max_tokens": 1,
+    }.items():
         if getattr(options, name) < least:
             raise ConfigError(f"--{name} must be at least {least}, got {getattr(options, name)}")
     serve(options)
@@ -160,6 +167,7 @@ def _server(o: Options) -> Any:
         prompts={name: prompts(run) for name, run in runs.items()},
         limits=Limits(max_prompt=o.max_prompt, max_tokens=o.max_tokens, max_copies=o.max_sessions), api_key=keys,
         hosts=hosts, max_sessions=o.max_sessions, prefix_bytes=o.prefix_mib * 2**20, memory=memory, step=o.step,
+        lookup=o.lookup,
     )  # fmt: skip
 
 

@@ -32,12 +32,13 @@ from glissando.data.base import Batch, Corpus
 from glissando.data.corpora import build_corpus
 from glissando.errors import RunError
 from glissando.evaluation.scoring import score
-from glissando.generation import generate, tokens_left, visible
+from glissando.generation import generate, tokens_left
 from glissando.loading import load
 from glissando.metrics import read_metrics
 from glissando.model import LanguageModel
 from glissando.runs import ENVIRONMENT, METRICS, Run
 from glissando.storage import write_atomic
+from glissando.text_row import visible
 from glissando.training.config import RunConfig
 
 _SAMPLE_TOKENS = 300

@@ -26,7 +26,7 @@ class Rows(NamedTuple):
     slots: Any  # (B, S capacity) float32
     exact_slots: Any  # (B, D capacity) float64
     filled: Any  # (B,) int64: tokens read
-    registers: Any  # (B, R) float32: the latest step's vectors
+    registers: Any  # (B or more, R) float32: vectors of the latest tokens
     capacity: int  # slots of the caches
 
 
@@ -123,10 +123,11 @@ class Decoder:
     # ------------------------------------------------------------------ steps
 
     def step(self, ids: Tensor, rows: Rows, control: Tensor | None = None) -> tuple[Tensor, Rows]:
-        """ids (B,), one token for each row -> logits (B, V), and the rows after them, in the same memory or, where the
-        caches had to grow, in new.
+        """ids (B,), one token for each row, or (B, T) -> logits (B, V) or (B, T, V) after each of them, and the rows
+        after them, in the same memory or, where the caches had to grow, in new.
 
-        control (B, C). The next step with these rows overwrites the logits.
+        control (B, C). The next step with these rows overwrites the logits. T tokens of a call and T calls of one have
+        the same bits.
 
         Raises InputError for ids outside the vocabulary or another number of rows, LengthError where learned positions
         end.
@@ -134,9 +135,9 @@ class Decoder:
         if ids.is_floating_point():
             raise InputError(f"ids must be int64, got {ids.dtype}")
         program, given = self.program, ids.to(torch.int64).contiguous().numpy()
-        batch = len(rows.filled)
-        if given.shape != (batch,):
-            raise InputError(f"ids must be one for each of {batch} rows, got the shape {given.shape}")
+        batch, length = len(rows.filled), given.shape[1] if given.ndim == 2 else 1
+        if given.shape not in ((batch,), (batch, length)) or not length:
+            raise InputError(f"ids must be one or more for each of {batch} rows, got the shape {given.shape}")
         if (control is not None) != self.with_control:
             raise InputError("give a control if, and only if, the decoder was built with_control")
         if control is not None and tuple(control.shape) != (batch, self.controls):
@@ -146,29 +147,31 @@ class Decoder:
                 f"ids must be from 0 to {self.vocab_size - 1}, got {given.min()} to {given.max()}; encode the text "
                 "with this model's own tokenizer"
             )
-        needed = int(rows.filled.max(initial=0)) + 1
+        needed = int(rows.filled.max(initial=0)) + length
         if self.max_length is not None and needed > self.max_length:
             raise LengthError(
                 f"this model has learned positions for {self.max_length} tokens, but was given {needed}. Shorten the "
                 "input, or use a preset with RoPE or without positions (the -nano ones), which takes any length."
             )
         if needed > rows.capacity and (program.slots or program.exact_slots):
-            rows = _resized(rows, program, _room(2 * rows.capacity))
+            rows = _resized(rows, program, _room(max(needed, 2 * rows.capacity)))
+        if len(rows.registers) < batch * length:
+            rows = rows._replace(registers=np.zeros((batch * length, program.registers), np.float32))
         turned = _NO_CONTROL if control is None else control.detach().to(torch.float32).contiguous().numpy()
-        self._run(rows, given, turned)
-        rows.filled[:] += 1
-        logits = rows.registers[:, program.logits : program.logits + self.vocab_size]
-        return torch.from_numpy(logits), rows
+        self._run(rows, given.reshape(-1), turned, length)
+        rows.filled[:] += length
+        logits = rows.registers[: batch * length, program.logits : program.logits + self.vocab_size]
+        return torch.from_numpy(logits).reshape(*given.shape, self.vocab_size), rows
 
-    def _run(self, rows: Rows, ids: Any, control: Any) -> None:
+    def _run(self, rows: Rows, ids: Any, control: Any, length: int) -> None:
         """The program for all rows, on several threads where they are many."""
-        p, batch = self.program, len(ids)
+        p, batch = self.program, len(rows.filled)
         arguments = (
             p.code, p.numbers, p.weights, p.halves, p.bytes, rows.registers, rows.fixed, rows.exact, rows.slots,
-            rows.exact_slots, rows.capacity, rows.filled, ids, control,
+            rows.exact_slots, rows.capacity, rows.filled, ids, control, length,
         )  # fmt: skip
         if batch:
-            over_rows(run, torch.empty(batch, 1), *arguments, cost=self.weight_bytes // 2)
+            over_rows(run, torch.empty(batch, 1), *arguments, cost=length * self.weight_bytes // 2)
         else:
             run(*arguments, 0, 0)
 
@@ -176,7 +179,15 @@ class Decoder:
         """Load the kernel, or compile it where this machine has not yet: a step of no rows."""
         empty, filled = np.zeros((0, 0), np.float32), np.zeros(0, np.int64)
         rows = Rows(empty, empty.astype(np.float64), empty, empty.astype(np.float64), filled, empty, 0)
-        self._run(rows, filled, _NO_CONTROL)
+        self._run(rows, filled, _NO_CONTROL, 1)
+
+    def mark(self, rows: Rows) -> tuple[Any, Any, Any]:
+        """What `restore` needs: states of constant size, and how many slots of the caches are filled."""
+        return rows.fixed.copy(), rows.exact.copy(), rows.filled.copy()
+
+    def restore(self, rows: Rows, mark: tuple[Any, Any, Any]) -> None:
+        """`rows` as they were at the mark: slots that were filled since are never read."""
+        rows.fixed[:], rows.exact[:], rows.filled[:] = mark
 
     def select(self, rows: Rows, kept: Sequence[int]) -> Rows:
         """Those of the rows, in that order."""

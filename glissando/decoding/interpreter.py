@@ -34,31 +34,35 @@ from glissando.mixers.spectral.numba import step as spectral
 
 @kernel
 def run(  # noqa: C901 - one branch for each instruction
-    code, numbers, w, halves, bytes_, regs, fixed, exact, slots, exact_slots, capacity, filled, ids, control,
+    code, numbers, w, halves, bytes_, regs, fixed, exact, slots, exact_slots, capacity, filled, ids, control, length,
     first, last,
 ):  # fmt: skip
-    """The program for the rows from `first` to `last`, one token each.
+    """The program for the texts from `first` to `last`, `length` tokens of each: an instruction is computed for all
+    tokens before the next one, so that a weight is read once for them.
 
     code (n, 24) int64, its operands as glissando.decoding.program documents; numbers (m,) float64
     w float32, halves uint16 (bfloat16) and bytes_ int8: weights, flat
-    regs (B, R) float32: registers; fixed (B, F) float32 and exact (B, E) float64: states of constant size
+    regs (B length, R) float32: registers of each token
+    fixed (B, F) float32 and exact (B, E) float64: states of constant size
     slots (B, S capacity) float32 and exact_slots (B, D capacity) float64: caches of `capacity` slots
-    filled (B,): tokens that each row has read; ids (B,); control (B, C) float32
+    filled (B,): tokens that each text has read; ids (B length,); control (B, C) float32
     """
     scores = np.empty(capacity + 1, np.float32)
+    begin, end = first * length, last * length
     for step in range(len(code)):
         c = code[step]
         op = c[0]
         if op == Op.LINEAR:
             if c[7] == 0:
-                linear(w, regs, c[5], c[3], c[4], c[1], c[2], c[6], first, last)
+                linear(w, regs, c[5], c[3], c[4], c[1], c[2], c[6], begin, end)
             elif c[7] == 1:
-                linear_bfloat16(halves, w, regs, c[5], c[3], c[4], c[1], c[2], c[6], first, last)
+                linear_bfloat16(halves, w, regs, c[5], c[3], c[4], c[1], c[2], c[6], begin, end)
             else:
-                linear_int8(bytes_, w, regs, c[5], c[8], c[3], c[4], c[1], c[2], c[6], first, last)
+                linear_int8(bytes_, w, regs, c[5], c[8], c[3], c[4], c[1], c[2], c[6], begin, end)
             continue
-        for row in range(first, last):
-            r = regs[row]
+        for token in range(begin, end):
+            r, row = regs[token], token // length
+            now = filled[row] + token % length
             if op == Op.RMS_NORM:
                 rms_norm(r[c[1] : c[1] + c[3]], w[c[4] : c[4] + c[3]], numbers[c[5]], r[c[2] : c[2] + c[3]])
             elif op == Op.SILU_PRODUCT:
@@ -97,7 +101,7 @@ def run(  # noqa: C901 - one branch for each instruction
                 keys, values = slots[row, c[6] * capacity :], slots[row, c[7] * capacity :]
                 logs, total, latest = exact_slots[row, c[8] * capacity :], exact[row, c[9] :], fixed[row, c[10] :]
                 given = r[c[1] :], r[c[2] :], r[c[3] :], r[c[5] :], c[12:18]
-                y, now = r[c[4] :], filled[row]
+                y = r[c[4] :]
                 if op == Op.ATTENTION:
                     scale = np.float32(numbers[c[11]])
                     attention(*given, scale, keys, values, logs, total, latest, now, capacity, scores, y)
@@ -107,13 +111,13 @@ def run(  # noqa: C901 - one branch for each instruction
                 x, out = r[c[1] :], r[c[2] : c[2] + c[3]]
                 bounded_energy(x, w[c[5] :], c[6] != 0, numbers[c[7]], numbers[c[7] + 1], c[4], out)
             elif op == Op.ROPE:
-                rope_table(filled[row], numbers[c[2] : c[2] + c[3]], r[c[1] : c[1] + 2 * c[3]])
+                rope_table(now, numbers[c[2] : c[2] + c[3]], r[c[1] : c[1] + 2 * c[3]])
             elif op == Op.ROTATE:
                 rotate(r[c[1] :], r[c[2] :], c[3], c[4], np.float32(c[5]))
             elif op == Op.EMBED:
-                embed(w, halves, bytes_, c[4], c[3], c[5], c[2], ids[row], r[c[1] : c[1] + c[2]])
+                embed(w, halves, bytes_, c[4], c[3], c[5], c[2], ids[token], r[c[1] : c[1] + c[2]])
             elif op == Op.POSITION:
-                out, table = r[c[1] : c[1] + c[2]], w[c[3] + filled[row] * c[2] :]
+                out, table = r[c[1] : c[1] + c[2]], w[c[3] + now * c[2] :]
                 for i in range(c[2]):
                     out[i] += table[i]
             elif op == Op.LAYER_NORM:

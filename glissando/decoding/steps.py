@@ -38,16 +38,34 @@ class Step(Protocol):
         """The model's state after all tokens read, which the next call may change in place."""
 
 
+class BlockStep(Step, Protocol):
+    """A step that also reads several tokens a row in a call, ids (B, T) -> logits (B, T, V)."""
+
+    def rewind(self, count: int) -> None:
+        """After a call of T tokens a row: go back to the state before the last `count` of them, count < T."""
+
+
 class PlainStep:
     """The model's own forward."""
 
     def __init__(self, model: LanguageModel, state: State, memo: Memo | None = None) -> None:
         self.model, self.state, self._memo = model, state, {} if memo is None else memo
+        self._latest: Any = None  # of a call of several tokens: the state before it, ids and control
 
     def __call__(self, ids: Tensor, control: Tensor | None) -> Tensor:
+        if ids.ndim == 1:
+            return self._read(ids.unsqueeze(1), control, donate=True)[:, -1]
+        self._latest = self.state, ids, control
+        return self._read(ids, control, donate=False)
+
+    def _read(self, ids: Tensor, control: Tensor | None, donate: bool) -> Tensor:
         with computing(self.model):
-            logits, self.state = self.model(ids.unsqueeze(1), self.state, control=control, donate=True, memo=self._memo)
-        return logits[:, -1]
+            logits, self.state = self.model(ids, self.state, control=control, donate=donate, memo=self._memo)
+        return logits
+
+    def rewind(self, count: int) -> None:
+        self.state, ids, control = self._latest
+        self._read(ids[:, : ids.shape[1] - count], control, donate=False)
 
     def keep(self, rows: Sequence[int]) -> None:
         self.state = select_rows(self.state, torch.tensor(rows, device=self.model.embedding.weight.device))
@@ -58,10 +76,18 @@ class CompiledStep:
 
     def __init__(self, decoder: Any, state: State, spare: int = 0) -> None:
         self.decoder, self.rows = decoder, decoder.rows(state, spare)
+        self._latest: Any = None  # of a call of several tokens: the states before it, ids and control
 
     def __call__(self, ids: Tensor, control: Tensor | None) -> Tensor:
+        if ids.ndim == 2:
+            self._latest = self.decoder.mark(self.rows), ids, control
         logits, self.rows = self.decoder.step(ids, self.rows, control)
         return logits
+
+    def rewind(self, count: int) -> None:
+        mark, ids, control = self._latest
+        self.decoder.restore(self.rows, mark)
+        _, self.rows = self.decoder.step(ids[:, : ids.shape[1] - count], self.rows, control)
 
     def keep(self, rows: Sequence[int]) -> None:
         self.rows = self.decoder.select(self.rows, rows)
@@ -77,7 +103,7 @@ class CompiledStep:
 
 def step_from(
     model: LanguageModel, state: State, kind: Kind, with_control: bool, spare: int = 0, memo: Memo | None = None
-) -> Step:
+) -> BlockStep:
     """The step of texts that `state` is of.
 
     Raises UnknownNameError for another kind, ConfigError for `compiled` where the model has none: it says why.

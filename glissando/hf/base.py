@@ -169,7 +169,7 @@ class GlissandoPreTrainedModel(PreTrainedModel):
                 f"the cache holds {rows} rows and input_ids has {len(inputs)}; for beams or several sequences of each "
                 "row repeat it: cache.batch_repeat_interleave(N)"
             )
-        state = self.model.init_state(len(inputs)) if cache.state is None else cache.state
+        state = cache.begin(self.model, len(inputs))
         donate = not torch.is_grad_enabled()
         memo = cache.memo if donate else None
         features, after = self.model.features(inputs, state, donate=donate, memo=memo, **options)

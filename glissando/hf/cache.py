@@ -4,14 +4,21 @@ from __future__ import annotations
 
 import copy
 from dataclasses import dataclass, field
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
+from glissando.errors import ConfigError, InputError
 from glissando.mixers import Memo
 from glissando.model import ModelState
 from glissando.state import select_rows
+
+if TYPE_CHECKING:
+    from glissando.model import LanguageModel
+
+#: columns that assisted generation may undo, where it does not say how many it reads ahead
+_REACH = 32
 
 
 @dataclass
@@ -21,15 +28,32 @@ class GlissandoCache:
     state   after what has been read, None before the first call
     memo    what follows from the model's weights alone, see LanguageModel.forward
     length  columns of input_ids read so far, padding included: the same for every row, unlike state.position
+    rewind  columns that `crop` can undo, see LanguageModel.init_state; 0: none
     """
 
     state: ModelState | None = None
     length: int = 0
     memo: Memo = field(default_factory=dict)
+    rewind: int = 0
+    _model: LanguageModel | None = field(default=None, repr=False)  # the latest that read into it
 
-    #: not compiled as a whole by `generate`, and what was read cannot be unread
+    #: not compiled as a whole by `generate`, which undoes no column that it does not have to
     is_compileable = False
     is_croppable = False
+
+    def begin(self, model: LanguageModel, rows: int) -> ModelState:
+        """The state that the model goes on from."""
+        self._model = model
+        return model.init_state(rows, rewind=self.rewind) if self.state is None else self.state
+
+    def activate_past_recording(self) -> None:
+        """Before `generate` reads ahead. Raises ConfigError where columns were read that cannot be undone."""
+        if self.state is not None and self.state.trail is None:
+            raise ConfigError(
+                "past_key_values cannot go back, as assisted generation does: start with GlissandoCache(rewind=32), or "
+                "leave it out"
+            )
+        self.rewind = self.rewind or _REACH
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
         """Columns read so far, the same for every layer."""
@@ -52,20 +76,25 @@ class GlissandoCache:
 
     def __deepcopy__(self, copied: dict[int, Any]) -> GlissandoCache:
         """A copy of the state, for texts that share a prefix; what follows from the weights is computed anew."""
-        return GlissandoCache(copy.deepcopy(self.state, copied), self.length)
+        return GlissandoCache(copy.deepcopy(self.state, copied), self.length, rewind=self.rewind, _model=self._model)
 
     def reset(self) -> None:
         """As before the first call."""
         self.state, self.length, self.memo = None, 0, {}
 
     def __getstate__(self) -> dict[str, Any]:
-        """Without the memo, whose keys are modules with all their weights."""
-        return self.__dict__ | {"memo": {}}
+        """Without the model and the memo, whose keys are modules with all their weights."""
+        return self.__dict__ | {"memo": {}, "_model": None}
 
-    def crop(self, max_length: int) -> NoReturn:
-        """Raises ValueError: a state keeps no past to go back to."""
-        raise ValueError(
-            f"crop({max_length}): a GlissandoCache holds the state after {self.length} tokens and cannot go back, as "
-            "assisted generation does. Generate without an assistant; to try several continuations, keep "
-            "copy.deepcopy(cache) from before them."
-        )
+    def crop(self, max_length: int) -> None:
+        """Undo columns: all but the first `max_length`, or, as transformers 5.1 asks, the last -max_length.
+
+        Raises InputError where the state cannot go back so far.
+        """
+        count = -max_length if max_length <= 0 else self.length - max_length
+        if count <= 0:
+            return
+        if self.state is None or self._model is None:
+            raise InputError(f"crop({max_length}): no model has read with this cache yet")
+        self.state = self._model.rewind(self.state, count)
+        self.length -= count

@@ -6,6 +6,7 @@ from typing import Any
 
 from torch import Tensor
 from transformers import GenerationMixin
+from transformers.generation import GenerationMode
 from transformers.modeling_outputs import CausalLMOutputWithPast
 
 from glissando.errors import ConfigError
@@ -18,13 +19,12 @@ class GlissandoForCausalLM(GlissandoPreTrainedModel, GenerationMixin):
     """`self.model` is the LanguageModel; all that it computes, it computes.
 
     Train it with `Trainer`, generate with `generate`: greedy, sampling, beams, rows padded on the left, streamers. Its
-    cache is the model's state, of the state's own size. What cannot go with a state raises: assisted generation, the
-    caches of other models, right padding in `generate`.
+    cache is the model's state, of the state's own size; in assisted generation and prompt lookup with a trail, by which
+    it goes back (glissando.rewinding). What cannot go with a state raises: the caches of other models, right padding in
+    `generate`.
     """
 
     accepts_loss_kwargs = True  # `Trainer` gives num_items_in_batch
-    #: no assisted generation, which takes tokens back
-    _is_stateful = True
 
     def __init__(self, config: GlissandoConfig) -> None:
         super().__init__(config)
@@ -132,7 +132,15 @@ class GlissandoForCausalLM(GlissandoPreTrainedModel, GenerationMixin):
                 "cache's end, so give all that it has read and at least one token more"
             )
         if generation_config.use_cache is not False and cache is None:
-            model_kwargs["past_key_values"] = GlissandoCache()
+            model_kwargs["past_key_values"] = GlissandoCache(rewind=_read_ahead(generation_config, args))
+
+
+def _read_ahead(generation_config: Any, modes: tuple[Any, ...]) -> int:
+    """How many columns the state has to be able to go back by; 0 where nothing is read ahead."""
+    if GenerationMode.ASSISTED_GENERATION not in modes and not generation_config.is_assistant:
+        return 0
+    c = generation_config
+    return max(32, c.prompt_lookup_num_tokens or 0, 2 * (c.num_assistant_tokens or 0))
 
 
 def _width(generation_config: Any, mask: Tensor | None) -> int | None:

@@ -10,6 +10,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from glissando.decoding.lookup import LookupStep
 from glissando.decoding.steps import CompiledStep, Kind, Step, step_from
 from glissando.generation import writable
 from glissando.mixers import Memo
@@ -162,11 +163,18 @@ class Batch:
         alone = self._step.row(row) if isinstance(self._step, CompiledStep) else one_row(self.state, row)
         return alone, self.logits[row].clone()
 
-    def advance(self, model: LanguageModel, ids: Tensor, control: Tensor | None, kind: Kind, memo: Memo) -> None:
-        """One token (B,) of every row, computed by the compiled step where the model has one."""
+    def advance(
+        self, model: LanguageModel, ids: Tensor, control: Tensor | None, kind: Kind, memo: Memo, lookup: int = 0
+    ) -> None:
+        """One token (B,) of every row, computed by the compiled step where the model has one; a text alone reads up to
+        `lookup` tokens ahead."""
         if self._step is None:
-            self._step = step_from(model, self._state, kind, control is not None, memo=memo)
-            self._state = None
+            step = step_from(model, self._state, kind, control is not None, memo=memo)
+            self._state, self._step = None, step
+            if lookup and len(self.sessions) == 1:
+                session = self.sessions[0]
+                text = (*session.request.ids, *session.written[:-1])
+                self._step = LookupStep(step, text, lookup, session.request.most - 1 - len(text))
         self.logits = self._step(ids, control).clone()
 
 

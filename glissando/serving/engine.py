@@ -59,6 +59,7 @@ class Engine:
     memory        bytes for all that texts take: states, caches, what reading needs beside them, answers; half of what
                   is available if None. What does not fit now waits; for what never will `submit` raises TooLargeError
     runner        the thread that several engines share; None: one of its own
+    lookup        tokens that a text under way alone reads ahead, see glissando.decoding.lookup
     deliver       called after a step with what happened in it; by default calls every listener
     clock         seconds, for the pace of texts
 
@@ -78,9 +79,10 @@ class Engine:
         runner: Runner | None = None,
         deliver: Callable[[Outbox], None] | None = None,
         step: Kind = "auto",
+        lookup: int = 0,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.step_kind, self.model, self.tokenizer = step, model.eval(), tokenizer_of(model)
+        self.step_kind, self.lookup, self.model, self.tokenizer = step, lookup, model.eval(), tokenizer_of(model)
         self._memo: Memo = {}  # the weights stand still while they are served
         decoder_of(model, step, False)  # a step that there is not fails here, and not every text
         self.max_sessions, self.max_waiting, self.chunk = max_sessions, max_waiting, chunk
@@ -367,7 +369,7 @@ class Engine:
         batch.keep(going)
         if going:
             control = self._control([session.control for session in batch.sessions])
-            batch.advance(self.model, ids[going], control, self.step_kind, self._memo)
+            batch.advance(self.model, ids[going], control, self.step_kind, self._memo, self.lookup)
 
     def _draw(self, batch: Batch) -> Tensor:
         """(B,) the next token of each row, those that draw alike drawn together."""

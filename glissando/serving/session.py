@@ -10,7 +10,8 @@ import torch
 
 from glissando.data.tokenizers import Tokenizer
 from glissando.errors import GlissandoError
-from glissando.generation import Sampling, TextRow
+from glissando.sampling import Sampling
+from glissando.text_row import TextRow
 
 Finish = Literal["stop", "length"]
 #: bytes of a token of a prompt while its text is under way, as it came and as it is kept

@@ -19,13 +19,14 @@ from glissando.data.corpora import CORPORA, DataOptions, build_corpus
 from glissando.errors import ConfigError
 from glissando.evaluation.scoring import accepted_control, divergence, merged, score_part, to_device, token_losses
 from glissando.flops import forward_flops, training_flops, training_flops_or_nan
-from glissando.generation import generate, tokens_left, visible
+from glissando.generation import generate, tokens_left
 from glissando.kernels.compiled import compiled_by_row_length
 from glissando.loading import BASE, load
 from glissando.metrics import read_metrics, summarize, summary_lines
 from glissando.model import LanguageModel, ModelConfig
 from glissando.runs import METRICS, Run
 from glissando.sharding import is_sharded, whole_weights
+from glissando.text_row import visible
 from glissando.training.calibration import Calibration
 from glissando.training.config import RunConfig, fitted_vocabulary
 from glissando.training.lanes import fresh_rows

@@ -1,0 +1,150 @@
+"""States that go back: rewind(state(ab), len(b)) = state(a), for every mixer, depth and preset; and what it refuses."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+import torch
+from subjects import CASES, PRESETS_SLOW, accepts, build, random_ids
+from tolerances import assert_close
+
+from glissando.errors import InputError
+from glissando.state import join_rows, leaves, map_state, select_rows, state_bytes
+
+REACH = 4
+
+
+class Signals:
+    """Columns of ids with every signal that the case takes."""
+
+    def __init__(self, case: str, seed: int, length: int = 60) -> None:
+        self.model = build(case)
+        generator = torch.Generator().manual_seed(seed)
+        self.ids = random_ids(self.model, 3, length, seed)
+        names = self.model.config.controls
+        self.all = {
+            "mask": torch.rand(3, length, generator=generator) < 0.8 if "mask" in accepts(case) and seed % 2 else None,
+            "dt": torch.rand(3, length, generator=generator, dtype=torch.float64) + 0.1
+            if "dt" in accepts(case)
+            else None,
+            "control": torch.randn(3, length, len(names), generator=generator, dtype=torch.float64) if names else None,
+        }
+
+    def read(self, state, begin: int, end: int, donate: bool = False):
+        parts = {name: None if signal is None else signal[:, begin:end] for name, signal in self.all.items()}
+        return self.model(self.ids[:, begin:end], state, donate=donate, **parts)
+
+
+@pytest.mark.parametrize("case", PRESETS_SLOW)
+@torch.no_grad()
+def test_a_rewound_state_is_the_state_before(case):
+    """Columns read in pieces of any length, also longer than can be undone, and undone now and then, go on as a state
+    of the same columns without a trail."""
+    for seed in range(2):
+        text, chance = Signals(case, seed), random.Random(seed)
+        state = text.model.init_state(3, rewind=REACH)
+        at, lately = 0, REACH  # columns read since the last time that some were undone
+        for _ in range(8):
+            size = chance.choice([1, 1, 2, 3, 4, 5, 9])
+            logits, state = text.read(state, at, at + size, donate=chance.random() < 0.5)
+            _, before = text.read(text.model.init_state(3), 0, at) if at else (None, text.model.init_state(3))
+            assert_close(
+                logits[real(text, at, at + size)],
+                text.read(before, at, at + size)[0][real(text, at, at + size)],
+                "logits",
+            )
+            at += size
+            furthest = int(state.trail.ages[:, 0].min())
+            assert furthest >= min(REACH, at) or lately < REACH
+            back = chance.choice([0, chance.randint(0, furthest)])
+            lately = lately + size if back == 0 else 0
+            kept = map_state(torch.clone, state)
+            undone = text.model.rewind(state, back)
+            assert all(map(torch.equal, leaves(kept), leaves(state))), "rewind changed the state that it was given"
+            at, state = at - back, undone
+            plain = text.read(text.model.init_state(3), 0, at)[1] if at else text.model.init_state(3)
+            assert torch.equal(state.position, plain.position)
+            probe = real(text, at, at + 3)
+            assert_close(
+                text.read(state, at, at + 3)[0][probe], text.read(plain, at, at + 3)[0][probe], "after rewinding"
+            )
+
+
+def real(text: Signals, begin: int, end: int):
+    mask = text.all["mask"]
+    return torch.ones(3, end - begin, dtype=torch.bool) if mask is None else mask[:, begin:end]
+
+
+@torch.no_grad()
+def test_rows_of_different_age_are_joined_and_selected():
+    text = Signals("mixer:delta-default", 0)
+    states = []
+    for length in (3, 14):
+        _, state = text.read(text.model.init_state(3, rewind=REACH), 0, length)
+        states.append(state)
+    both = select_rows(join_rows(*states), torch.tensor([4, 0]))
+    back = text.model.rewind(both, 2)
+    assert back.position.tolist() == [12, 1]
+    alone = text.read(text.model.init_state(3), 0, 12)[1]
+    expected = text.model(text.ids[1:2, 12:15], select_rows(alone, torch.tensor([1])), dt=text.all["dt"][1:2, 12:15])[0]
+    found = text.model(text.ids[1:2, 12:15], select_rows(back, torch.tensor([0])), dt=text.all["dt"][1:2, 12:15])[0]
+    assert_close(found, expected, "a row that was joined")
+
+
+@torch.no_grad()
+def test_a_change_of_signals_begins_a_new_trail():
+    """Without a control its term is absent, which no value stands for: a trail has it in all columns or in none."""
+    text = Signals("preset:hybrid-ode-nano", 0)
+    model, control = text.model, torch.full((3, len(text.model.config.controls)), 0.3, dtype=torch.float64)
+    _, state = model(text.ids[:, :6], model.init_state(3, rewind=REACH))
+    _, before = model(text.ids[:, :6], model.init_state(3))
+    _, state = model(text.ids[:, 6:8], state, control=control)
+    expected, _ = model(text.ids[:, 6:9], before)
+    assert_close(model(text.ids[:, 6:9], model.rewind(state, 2))[0], expected, "before the control")
+    with pytest.raises(InputError, match="can go back 2 columns of tokens, and 3 are to be undone"):
+        model.rewind(state, 3)
+
+
+def test_hidden_layers_and_gradients_are_those_of_one_call():
+    text = Signals("mixer:delta-default", 0)
+    plain, traced = [], []
+    expected, _ = text.model(text.ids, text.model.init_state(3), hidden=plain)
+    found, _ = text.model(text.ids, text.model.init_state(3, rewind=REACH), hidden=traced)
+    assert len(plain) == len(traced)
+    for one, other in zip(plain, traced, strict=True):
+        assert_close(other, one, "hidden")
+    for value in (expected, found):
+        text.model.zero_grad()
+        value.square().sum().backward()
+        gradients = [p.grad.clone() for p in text.model.parameters()]
+        if value is expected:
+            kept = gradients
+    for one, other in zip(kept, gradients, strict=True):
+        assert_close(other, one, "gradient")
+
+
+def test_what_it_costs():
+    """Nothing without a trail; with one, two states more and 4 N columns."""
+    model = build("mixer:liquid-default", torch.float32)
+    plain, with_trail = model.init_state(2), model.init_state(2, rewind=8)
+    assert plain.trail is None
+    columns = 2 * 4 * 8 * (8 + 1 + 4)  # ids, mask and dt of two rows
+    assert state_bytes(with_trail) == 3 * state_bytes(plain) + columns + 2 * (2 * 8 + 2)
+
+
+def test_mistakes():
+    model = build("mixer:liquid-default")
+    ids = random_ids(model, 2, 6, 0)
+    with pytest.raises(InputError, match=r"init_state\(batch_size, rewind=32\)"):
+        model.rewind(model(ids, model.init_state(2))[1], 1)
+    with pytest.raises(InputError, match="must be a number of tokens of at least 1, or 0 for none, got -2"):
+        model.init_state(2, rewind=-2)
+    _, state = model(ids, model.init_state(2, rewind=3))
+    with pytest.raises(InputError, match=r"go back 3 columns of tokens, and 5 .* rewind=5"):
+        model.rewind(state, 5)
+    with pytest.raises(InputError, match="must not be negative, got -1"):
+        model.rewind(state, -1)
+    with pytest.raises(InputError, match="embeddings were given"):
+        model(model.embedding(ids), state)
+    assert len(CASES) > 20
