@@ -21,13 +21,13 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import reduce
-from typing import Literal
+from typing import Annotated, Literal
 
 import torch
-from pydantic import ConfigDict
+from pydantic import Field
 from torch import Tensor, nn
 
-from glissando.errors import ConfigError, unknown_name
+from glissando.config import options
 
 #: entries of a `source` that copy nothing
 NEW = -1
@@ -237,7 +237,11 @@ def grow_norm(norm: nn.Module, width: Lift) -> Table:
     return {name: Grows(width) for name, _ in norm.named_parameters()}
 
 
-@dataclass(frozen=True)
+Factor = Annotated[int, Field(ge=1, strict=True)]
+More = Annotated[int, Field(ge=0, strict=True)]
+
+
+@options
 class Growth:
     """By how much a model grows: factors, numbers of what is added, and new sizes.
 
@@ -256,44 +260,19 @@ class Growth:
                evaluation mode are the same
     """
 
-    __pydantic_config__ = ConfigDict(extra="forbid")  # for from_dict, which reads it from a stage
-
-    width: int = 1
-    heads: int | None = None
-    ffn: int | None = None
-    state: int | None = None
-    layers: int = 0
-    steps: int = 0
-    head_size: int | None = None
-    vocab: int | None = None
-    noise: float = 0.2
-    seed: int = 0
+    width: Factor = 1
+    heads: Factor | None = None
+    ffn: Factor | None = None
+    state: Factor | None = None
+    layers: More = 0
+    steps: More = 0
+    head_size: Factor | None = None
+    vocab: Factor | None = None
+    noise: Annotated[float, Field(ge=0, lt=1, strict=True)] = 0.2
+    seed: Annotated[int, Field(strict=True)] = 0
     dropout: Literal["kept", "published"] = "kept"
-
-    def check(self) -> None:
-        """Raise ConfigError for a number out of its range."""
-        what = {
-            **dict.fromkeys(("width", "heads", "ffn", "state"), ("a factor", 1)),
-            **dict.fromkeys(("layers", "steps"), ("a number of new ones", 0)),
-            **dict.fromkeys(("head_size", "vocab"), ("a new size", 1)),
-        }
-        optional = ("heads", "ffn", "state", "head_size", "vocab")
-        for name, (meaning, least) in what.items():
-            value = getattr(self, name)
-            if not (value is None and name in optional) and not (_is_whole(value) and value >= least):
-                raise ConfigError(f"grow: {name} is {meaning}, a whole number of at least {least}; got {value!r}")
-        if self.dropout not in ("kept", "published"):
-            raise unknown_name("grow: dropout", str(self.dropout), ["kept", "published"])
-        if not _is_whole(self.seed):
-            raise ConfigError(f"grow: seed must be a whole number, got {self.seed!r}")
-        if isinstance(self.noise, bool) or not isinstance(self.noise, int | float) or not 0 <= self.noise < 1:
-            raise ConfigError(f"grow: noise must be at least 0 and below 1, got {self.noise!r}; 0.2 works well")
 
     def factor(self, name: str) -> int:
         """That of `heads`, `ffn` or `state`, which follow the width unless they are given."""
         given = getattr(self, name)
         return self.width if given is None else given
-
-
-def _is_whole(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)

@@ -159,7 +159,6 @@ def test_unequal_models_are_refused(tmp_path):
     [
         ({"seeds": 0}, "--seeds must be at least 1"),
         ({"learning_rates": [1e-3, 0.0]}, "--learning_rates must be positive"),
-        ({"sweep_share": 0.0}, "--sweep_share"),
         ({"sweep_beyond": -1}, "--sweep_beyond must be at least 0"),
         ({"contexts": []}, "--contexts"),
         ({"training": {"optimizer.learning_rate": 1.0}}, "given by --learning_rates"),

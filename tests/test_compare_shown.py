@@ -44,7 +44,7 @@ def toy(path: Path) -> Any:
 def test_a_training_that_fails_ends_that_rate_alone(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(compare, "measure_speed", lambda runs, *_: dict.fromkeys(runs, TIMED))
     asked = toy(tmp_path)
-    asked.learning_rates, asked.sweep_share, asked.sweep_beyond = [1e-3, 1e30], 1.0, 0
+    asked.learning_rates, asked.sweep_beyond, asked.budget = [1e-3, 1e30], 0, Amount("steps", 24)
     asked.training["clip"] = None
     asked.given = ["transformer-nano"]
     compare.compare(asked)

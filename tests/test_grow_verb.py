@@ -68,7 +68,7 @@ def test_the_verb_grows_a_run_and_train_goes_on_from_it(tmp_path, capsys):
     ("arguments", "message"),
     [
         (["--width=2"], "--out is missing"),
-        (["--width=0", "--out=OUT"], "whole number of at least 1; got 0"),
+        (["--width=0", "--out=OUT"], "width: expected a number of at least 1, got 0"),
         (["--steps=1", "--out=OUT"], "this one is discrete"),
         (["--widht=2", "--out=OUT"], "Did you mean --width"),
     ],

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from glissando.config import to_dict
 from glissando.depth import TiedConfig, TiedDepth
-from glissando.errors import ConfigError, UnknownNameError
+from glissando.errors import ConfigError
 from glissando.growth import grow
 from glissando.growth.grow import growth_axes
 from glissando.mixers import MIXERS, AttentionConfig, SpectralConfig
@@ -197,18 +197,18 @@ def test_a_grown_model_is_what_its_configuration_says(case):
         ("mixer:attention-previous", {"head_size": 8}, "cannot grow its head_size 4 to 8"),
         ("mixer:attention-default", {"head_size": 2}, "at least the 4"),
         ("mixer:attention-default", {"vocab": 3}, "at least the 37 tokens"),
-        ("mixer:attention-default", {"width": 0}, "whole number of at least 1; got 0"),
-        ("mixer:attention-default", {"layers": -1}, "at least 0; got -1"),
-        ("mixer:attention-default", {"noise": 1.0}, "below 1, got 1.0"),
-        ("mixer:attention-default", {"noise": "0.2"}, "below 1, got '0.2'"),
-        ("mixer:attention-default", {"noise": None}, "below 1, got None"),
-        ("mixer:attention-default", {"width": True}, "whole number of at least 1; got True"),
-        ("mixer:attention-default", {"layers": 1.5}, "at least 0; got 1.5"),
-        ("mixer:attention-default", {"layers": None}, "at least 0; got None"),
-        ("mixer:attention-default", {"head_size": 0}, "at least 1; got 0"),
-        ("mixer:attention-default", {"head_size": 6.0}, "whole number of at least 1; got 6.0"),
-        ("mixer:attention-default", {"vocab": 40.0}, "whole number of at least 1; got 40.0"),
-        ("mixer:attention-default", {"seed": 1.5}, "seed must be a whole number, got 1.5"),
+        ("mixer:attention-default", {"width": 0}, "width: expected a number of at least 1, got 0"),
+        ("mixer:attention-default", {"layers": -1}, "layers: expected a number of at least 0, got -1"),
+        ("mixer:attention-default", {"noise": 1.0}, "noise: expected a number less than 1, got 1.0"),
+        ("mixer:attention-default", {"noise": "0.2"}, "expected a number, got '0.2'"),
+        ("mixer:attention-default", {"noise": None}, "expected a number, got null; leave it out"),
+        ("mixer:attention-default", {"width": True}, "a whole number, got True"),
+        ("mixer:attention-default", {"layers": 1.5}, "layers: expected a whole number, got 1.5"),
+        ("mixer:attention-default", {"layers": None}, "layers: expected a whole number, got null"),
+        ("mixer:attention-default", {"head_size": 0}, "at least 1, got 0"),
+        ("mixer:attention-default", {"head_size": 6.0}, "whole number, got 6.0"),
+        ("mixer:attention-default", {"vocab": 40.0}, "whole number, got 40.0"),
+        ("mixer:attention-default", {"seed": 1.5}, "seed: expected a whole number, got 1.5"),
     ],
 )
 def test_what_cannot_be_exact_says_why(case, by, why):
@@ -327,5 +327,5 @@ def test_the_published_rule_is_the_presets_own_at_its_width():
     config = LanguageModel.from_preset("minimal-transformer").config
     large = grow(LanguageModel.from_config(config), dropout="published").config
     assert large.block == config.block
-    with pytest.raises(UnknownNameError, match="grow: dropout"):
-        grow(LanguageModel.from_config(config), dropout="publishd")  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match=r"dropout: .*Did you mean 'published'"):
+        grow(LanguageModel.from_config(config), dropout="publishd")

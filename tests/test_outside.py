@@ -83,11 +83,12 @@ def test_without_functions_for_it_nothing_is_logged_or_counted(place):
         rows = list(csv.DictReader(file))
     assert {row["flops"] for row in rows} == {""}
     assert not any(name.startswith(("tau", "energy")) for name in rows[0])
-    with open(place / "out/compared/results.csv", encoding="utf-8") as file:
-        counted = {(row["model"], row["measure"]) for row in csv.DictReader(file)}
-    assert ("transformer-nano", "flops") in counted
-    assert ("average", "bits_per_byte") in counted
-    assert ("average", "flops") not in counted
+    spent = {}
+    for name in ("transformer-nano", "average"):
+        (measured,) = (place / "out/compared/runs" / name).glob("*/measured.json")
+        spent[name] = json.loads(measured.read_text())["spent"]
+    assert spent["transformer-nano"]["flops"] > 0
+    assert spent["average"]["flops"] is None
 
 
 @pytest.mark.parametrize("command", ["generate", "evaluate", "serve", "steer", "grow", "train"])

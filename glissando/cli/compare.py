@@ -59,8 +59,7 @@ def _comparison(options: Options) -> Comparison:
     require_out(options, "name the directory of the comparison, such as --out runs/compare")
     if options.budget is None:
         raise ConfigError("--budget is missing, such as --budget tokens=2e6")
-    swept = {"sweep_share": "learning_rates", "sweep_beyond": "learning_rates", "probe_budget": "probes"}
-    refuse_idle(options, swept | dict.fromkeys(("ray_address", "cpus", "gpus", "retries"), "on"))
+    refuse_idle(options, {"sweep_beyond": "learning_rates", "probe_budget": "probes", "cpus": "on", "gpus": "on"})
     from glissando.compare.plan import Amount, Comparison
     from glissando.compare.probes import select_probes
 
@@ -70,7 +69,6 @@ def _comparison(options: Options) -> Comparison:
         Amount.parse(options.budget, "--budget"),
         seeds=options.seeds,
         learning_rates=_numbers(options.learning_rates, "--learning_rates", float),
-        sweep_share=options.sweep_share,
         sweep_beyond=options.sweep_beyond,
         probes=select_probes(words(options.probes)),
         probe_budget=Amount.parse(options.probe_budget, "--probe_budget"),
@@ -89,7 +87,7 @@ def _cluster(options: Options) -> Cluster | None:
     require_ray()
     if options.cpus < 1:
         raise ConfigError(f"--cpus must be at least 1, got {options.cpus}")
-    return Cluster(options.ray_address, options.cpus, options.gpus, options.retries)
+    return Cluster(options.cpus, options.gpus)
 
 
 def _parser() -> Parser:
@@ -114,9 +112,6 @@ def _parser() -> Parser:
         "--learning_rates", help="rates to try for each model, separated by commas; by default that of each preset"
     )
     parser.add_argument(
-        "--sweep_share", type=number, default=0.25, help="fraction of the budget to try a learning rate"
-    )
-    parser.add_argument(
         "--sweep_beyond",
         type=whole,
         default=3,
@@ -134,13 +129,8 @@ def _parser() -> Parser:
     parser.add_argument(
         "--on",
         choices=["ray"],
-        help="ray: train side by side, as tasks of Ray on this machine or on a cluster whose machines all reach --out",
-    )
-    parser.add_argument(
-        "--ray_address",
-        metavar="ADDRESS",
-        help="running Ray cluster: auto or HOST:6379 from one of its machines, ray://HOST:10001 from outside; by "
-        "default $RAY_ADDRESS if set, or else a cluster of this machine, which ends with the comparison",
+        help="ray: train side by side, as tasks of Ray on the cluster at $RAY_ADDRESS, whose machines all reach --out; "
+        "without that variable, on this machine",
     )
     parser.add_argument(
         "--cpus", type=whole, default=1, help="CPU cores of each training with --on ray, and its number of threads"
@@ -149,12 +139,6 @@ def _parser() -> Parser:
         "--gpus",
         type=number,
         help="GPUs of each training with --on ray, also a fraction; by default 1 if the cluster has any, or else 0",
-    )
-    parser.add_argument(
-        "--retries",
-        type=whole,
-        default=3,
-        help="how often a training with --on ray is resumed by another worker after its worker was lost",
     )
     parser.add_argument("--allow_unequal", action="store_true", help="allow models of different size")
     add_threads_option(parser)

@@ -16,11 +16,10 @@ from glissando.cli.options import (
     require_out,
     whole,
 )
-from glissando.config import hints_of
 from glissando.growth import Growth
 
 EXAMPLE = "glissando grow runs/first --width 2 --layers 2 --out runs/grown"
-_TYPES = {int: whole, int | None: whole, float: number}
+_TYPES = {"noise": number, "dropout": str}
 
 
 def main(arguments: Sequence[str]) -> None:
@@ -29,10 +28,10 @@ def main(arguments: Sequence[str]) -> None:
     parser = parser_for("grow", "Make a run's model larger without changing what it computes.", EXAMPLE, usage)
     parser.add_argument("run", help="run directory, or one of its checkpoints")
     parser.add_argument("--out", metavar="DIR", help="run directory to make")
-    about, by = documented(Growth), {name: hint for name, hint in hints_of(Growth).items() if name != "vocab"}
-    for name, hint in by.items():  # a run's vocabulary is its tokenizer's
-        kind, default = _TYPES.get(hint, str), getattr(Growth, name)
-        parser.add_argument(f"--{name}", type=kind, default=default, help=about[name])
+    about = documented(Growth)
+    about.pop("vocab")  # a run's is its tokenizer's
+    for name, text in about.items():
+        parser.add_argument(f"--{name}", type=_TYPES.get(name, whole), default=getattr(Growth, name), help=text)
     add_import_option(parser)
     add_threads_option(parser)
     options = parse(parser, arguments)
@@ -41,7 +40,7 @@ def main(arguments: Sequence[str]) -> None:
     from glissando.growth.runs import difference, grow_run
     from glissando.loading import load
 
-    growth = Growth(**{name: getattr(options, name) for name in by})
+    growth = Growth(**{name: getattr(options, name) for name in about})
     small = load(options.run)  # whose weights may be damaged, before anything is written
     choose_threads(options, 256, small.config.hidden_size)
     run = grow_run(options.run, options.out, growth)

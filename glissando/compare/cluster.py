@@ -35,23 +35,22 @@ from glissando.training.stopping import Stopping
 #: in the comparison's directory: trainings stop once it is there
 STOP = ".stop"
 _EVERY = 0.5  # seconds between two looks
+_RETRIES = 3  # of a training whose worker was lost
 
 
 @dataclass(frozen=True)
 class Cluster:
     """Where and how Ray trains.
 
-    address  of a running cluster, as ray.init takes it; None: $RAY_ADDRESS, or else one is started on this machine for
-             the time of the comparison. A process that is connected to Ray uses that connection
-    cpus     cores of each training, and its number of threads
-    gpus     of each training, or a fraction of one; None: 1 where the cluster has any, else 0
-    retries  how often a training goes on after its worker was lost
+    cpus  cores of each training, and its number of threads
+    gpus  of each training, or a fraction of one; None: 1 where the cluster has any, else 0
+
+    The cluster is that of $RAY_ADDRESS, or else one that is started on this machine for the time of the comparison. A
+    process that is connected to Ray uses that connection.
     """
 
-    address: str | None = None
     cpus: int = 1
     gpus: float | None = None
-    retries: int = 3
 
     def results(
         self, comparison: Comparison, jobs: Sequence[Job], log: Log
@@ -92,9 +91,9 @@ class Cluster:
                 f"no machine of the cluster has {self.cpus} CPUs and {gpus:g} GPUs: lower --cpus or --gpus"
             )
         out = comparison.directory.resolve()
-        order = _Order(job, config.as_dict(), out, (out / PLAN).read_bytes(), self.cpus, gpus > 0)
+        order = _Order(job, config.as_dict(), out, self.cpus, gpus > 0)
         task = ray.remote(_train).options(
-            num_cpus=self.cpus, num_gpus=gpus, max_retries=self.retries, retry_exceptions=[WorkerEnding]
+            num_cpus=self.cpus, num_gpus=gpus, max_retries=_RETRIES, retry_exceptions=[WorkerEnding]
         )
         return task.remote(order)
 
@@ -106,9 +105,9 @@ class Cluster:
             if isinstance(error, ray.exceptions.RayTaskError) and not isinstance(cause, WorkerEnding):
                 raise  # a defect, with its traceback
             raise TrainingError(
-                f"{job.title}: its worker was lost {self.retries + 1} times, the last time because: "
+                f"{job.title}: its worker was lost {_RETRIES + 1} times, the last time because: "
                 f"{str(cause or error).strip().partition(chr(10))[0]} What was saved is in "
-                f"{job.path(comparison.directory)}: the same command goes on from there; --retries allows more"
+                f"{job.path(comparison.directory)}: the same command goes on from there"
             ) from error
         if isinstance(outcome, dict):
             return outcome
@@ -117,7 +116,7 @@ class Cluster:
     @contextlib.contextmanager
     def _connected(self, ray: Any) -> Iterator[None]:
         """Connect to the cluster, or start one on this machine whose files are in a temporary folder."""
-        address = self.address or os.environ.get("RAY_ADDRESS") or None
+        address = os.environ.get("RAY_ADDRESS")
         if ray.is_initialized():
             yield
             return
@@ -175,7 +174,6 @@ class _Order:
     job: Job
     config: dict[str, Any]
     out: Path
-    plan: bytes
     threads: int
     gpus: bool
     folder: str = field(default_factory=os.getcwd)
@@ -199,7 +197,7 @@ class _Quiet(Log):
 def _train(order: _Order) -> dict[str, Any] | Exception | None:
     """The task: the figures; None where the command asked to stop; as a value, an error that the user can mend."""
     try:
-        if not (order.out / PLAN).is_file() or (order.out / PLAN).read_bytes() != order.plan:
+        if not (order.out / PLAN).is_file():
             raise RunError(
                 f"a worker does not see the comparison in {order.out}: name an --out on a disk that all machines of "
                 "the cluster have at the same place"

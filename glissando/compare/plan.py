@@ -45,6 +45,8 @@ from glissando.urls import is_url
 
 #: how far parameter counts may lie from the first model's
 TOLERANCE = 0.05
+#: of the budget, to try a learning rate
+SWEEP_SHARE = 0.25
 _NEVER = 10**9
 #: the options of a comparison
 PLAN = "plan.json"
@@ -109,7 +111,7 @@ class Comparison:
     given           presets and YAML files of options, or name -> preset, file, options or ModelConfig; the others are
                     compared with the first
     out             the directory of the comparison
-    learning_rates  tried for each model at `sweep_share` of the budget; none: each preset's own; one: that
+    learning_rates  tried for each model at SWEEP_SHARE of the budget; none: each preset's own; one: that
     sweep_beyond    while the best is the lowest or the highest, the next one beyond is tried: at most so many
     seeds           trainings of each model, from training.seed and data.seed upwards
     probes          names in PROBES
@@ -123,7 +125,6 @@ class Comparison:
     budget: Amount
     seeds: int = 1
     learning_rates: list[float] = field(default_factory=list)
-    sweep_share: float = 0.25
     sweep_beyond: int = 3
     probes: list[str] = field(default_factory=list)
     probe_budget: Amount = field(default=Amount("steps", 500))
@@ -187,8 +188,6 @@ class Comparison:
                 raise ConfigError(f"--learning_rates must be positive, got {rate}")
         if self.seeds < 1:
             raise ConfigError(f"--seeds must be at least 1, got {self.seeds}")
-        if not 0 < self.sweep_share <= 1:
-            raise ConfigError(f"--sweep_share must be above 0 and at most 1, got {self.sweep_share}")
         if self.sweep_beyond < 0:
             raise ConfigError(f"--sweep_beyond must be at least 0, got {self.sweep_beyond}")
         if not self.contexts or min(self.contexts) < 1:
@@ -270,7 +269,7 @@ class Comparison:
         """The resolved configuration of one training. All models read the same batches under the same seed."""
         model = self.models[job.model]
         data = PROBES[job.task].data if job.kind == "probe" else self.shared_data()
-        sizes = {"run": self.budget, "sweep": self.budget.times(self.sweep_share), "probe": self.probe_budget}
+        sizes = {"run": self.budget, "sweep": self.budget.times(SWEEP_SHARE), "probe": self.probe_budget}
         rate = {"optimizer": {"learning_rate": job.learning_rate}}
         short = {"sample_every": _NEVER}
         training = merge(

@@ -1,4 +1,4 @@
-"""The report of a comparison: one HTML file that needs nothing else, and a CSV and a Markdown of the same figures.
+"""The report of a comparison: one HTML file that needs nothing else, and a Markdown of the same figures.
 
 It begins with what a reader wants first: a sentence, and the models in order with what each writes. Tables follow, and
 folded at the end settings, definitions and every run: a figure of a model comes from those of its runs that ended well.
@@ -6,16 +6,14 @@ folded at the end settings, definitions and every run: a figure of a model comes
 
 from __future__ import annotations
 
-import csv
-import io
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from importlib import resources
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from glissando.compare.figures import colour_name, figures
-from glissando.compare.plan import TOLERANCE, Comparison
+from glissando.compare.plan import SWEEP_SHARE, TOLERANCE, Comparison
 from glissando.compare.probes import PROBES
 from glissando.compare.results import Estimate, Finished, ModelResult, accuracy, against, bits_on, reported
 from glissando.storage import write_atomic
@@ -25,7 +23,7 @@ NOISY = 1.5
 #: characters of a sample that are shown before it is unfolded
 _SHOWN = 260
 
-HTML, CSV, MARKDOWN = "report.html", "results.csv", "report.md"
+HTML, MARKDOWN = "report.html", "report.md"
 
 
 class Table(NamedTuple):
@@ -38,12 +36,11 @@ class Table(NamedTuple):
 
 
 def write_report(comparison: Comparison, results: Sequence[ModelResult]) -> Path:
-    """Write all of them; returns the HTML's path."""
+    """Write both; returns the HTML's path."""
     title, notes, tables = headline(comparison, results), _notes(comparison, results), _tables(comparison, results)
     about = _about(comparison, results)
     for name, text in (
         (HTML, _html(comparison, results, about, notes, tables)),
-        (CSV, _csv(comparison, results)),
         (MARKDOWN, _markdown(title, about, notes, tables, results)),
     ):
         write_atomic(comparison.directory / name, text.encode())
@@ -127,7 +124,7 @@ def _about(comparison: Comparison, results: Sequence[ModelResult]) -> list[tuple
     scored = "" if tokens is None or steps is None else f", {tokens / steps:,.0f} scored tokens on average"
     rates = ", ".join(f"{r.model} {r.learning_rate:g}" for r in results if r.learning_rate is not None)
     if comparison.sweeps:
-        tried = f"each tried for {comparison.budget.times(comparison.sweep_share)}"
+        tried = f"each tried for {comparison.budget.times(SWEEP_SHARE)}"
         rates += f"; chosen on held-out rows that are not reported here, {tried}"
     about = [
         ("models", ", ".join(f"{r.model} ({r.parameters:,} parameters)" for r in results)),
@@ -394,60 +391,3 @@ def _markdown(
 
 def _markdown_row(cells: Sequence[str]) -> str:
     return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
-
-
-def _csv(comparison: Comparison, results: Sequence[ModelResult]) -> str:
-    """A line a measure: of models over their runs, and of every run by itself, each with where it comes from."""
-    origin = ("commit", "modified", "machine", "date")
-    text = io.StringIO()
-    columns = ["section", "model", "measure", "value", "low", "high", "unit", "learning_rate", "run", *origin]
-    writer = csv.DictWriter(text, columns, lineterminator="\n")
-    writer.writeheader()
-    for section, runs, measure, value, unit in _measures(results):
-        line: dict[str, Any] = {"section": section, "model": runs[0].job.model, "measure": measure, "unit": unit}
-        if isinstance(value, Estimate):
-            line |= {"value": value.value, "low": value.low, "high": value.high}
-        elif isinstance(value, dict):
-            line |= {"value": value["median"], "low": value["low"], "high": value["high"]}
-        else:
-            line["value"] = value
-        each = [{name: run.figures["provenance"][name] for name in origin} for run in runs]
-        line |= {name: "; ".join(dict.fromkeys(str(one[name]) for one in each)) for name in origin}
-        line |= {"learning_rate": runs[0].job.learning_rate}
-        line |= {"run": "; ".join(str(run.path.relative_to(comparison.directory)) for run in runs)}
-        writer.writerow(line)
-    return text.getvalue()
-
-
-def _measures(results: Sequence[ModelResult]) -> Iterator[tuple[str, list[Finished], str, Any, str]]:
-    """(section, runs, measure, value, unit)"""
-    for r in results:
-        if r.good:
-            for measure, value, unit in (
-                ("parameters", r.parameters, "numbers"),
-                ("bits_per_byte", r.bits, "bits/byte"),
-                ("bits_per_byte_against_first", r.against_first, "bits/byte"),
-                ("entropy_floor", r.floor, "bits/byte"),
-                ("epiplexity", r.mean("epiplexity", "bits"), "bits"),
-                ("tokens_per_second", r.mean("tokens_per_second"), "tokens/s"),
-                ("tokens_per_second_in_turn", r.speed.get("train"), "tokens/s"),
-                ("peak_memory", r.speed.get("memory_mib"), "MiB"),
-                *((f"decode_at_{c}", figure, "ms/token") for c, figure in r.speed.get("decode", {}).items()),
-                *((f"state_at_{c}", size, "bytes") for c, size in r.speed.get("state", {}).items()),
-            ):
-                yield "model", r.good, measure, value, unit
-        for task, runs in r.probes.items():
-            if good := [run for run in runs if run.failed is None]:
-                yield f"probe {task}", good, "accuracy", accuracy(good), "share"
-    for run in _runs(results):
-        section, held = f"one {run.job.kind} {run.job.task}".strip(), run.figures.get("held_out")
-        if held is None:
-            yield section, [run], "failed", run.failed, ""
-            continue
-        yield section, [run], "bits_per_byte", bits_on(run.figures, slice(None)), "bits/byte"
-        yield section, [run], "accuracy", sum(held["correct"]) / sum(held["targets"]), "share"
-        yield section, [run], "epiplexity", run.figures["epiplexity"]["bits"], "bits"
-        for name, value in run.figures["spent"].items():
-            if value is None:  # FLOPs of a model that counts none
-                continue
-            yield section, [run], name, value, {"seconds": "s", "step": "steps"}.get(name, name)

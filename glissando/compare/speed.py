@@ -11,12 +11,13 @@ memory    MiB of the weights and of all that PyTorch allocates beside them in su
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import statistics
 import time
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -147,20 +148,26 @@ def _milliseconds(model: LanguageModel, latest: Tensor, state: State) -> float:
     return 1e3 * (time.perf_counter() - began) / (_TOKENS - 1)
 
 
-def trainer(module: nn.Module, ids: Tensor) -> Callable[[], float]:
-    """Tokens/s of one training step (loss, gradients, AdamW) that predicts ids[:, 1:], as `train` computes it."""
-    parameters = list(module.parameters())
+def trainer(
+    module: nn.Module, ids: Tensor, arithmetic: Callable[[], AbstractContextManager[Any]] = nullcontext
+) -> Callable[[], float]:
+    """Tokens/s of one training step (loss, gradients, AdamW) that predicts ids[:, 1:], as `train` computes it, within
+    `arithmetic()`."""
     # The fused optimizer refuses complex parameters, which published forms have.
+    parameters = list(module.parameters())
     optimizer = torch.optim.AdamW(parameters, lr=1e-4, fused=not any(p.is_complex() for p in parameters))
 
     @flushed_subnormals()
     def step() -> float:
+        _wait(ids)
         began = time.perf_counter()
-        output = module(ids[:, :-1])
-        logits = output if isinstance(output, Tensor) else output[0] if isinstance(output, tuple) else output.logits
-        F.cross_entropy(logits.flatten(0, 1), ids[:, 1:].flatten()).backward()
-        optimizer.step()
-        optimizer.zero_grad()
+        with arithmetic():
+            output = module(ids[:, :-1])
+            logits = output if isinstance(output, Tensor) else output[0] if isinstance(output, tuple) else output.logits
+            F.cross_entropy(logits.flatten(0, 1), ids[:, 1:].flatten()).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        _wait(ids)
         return ids[:, 1:].numel() / (time.perf_counter() - began)
 
     return step
@@ -180,24 +187,10 @@ def _training(entries: dict[str, _Entry], rounds: int) -> dict[str, list[float]]
 
 def _step_of(entry: _Entry) -> Callable[[], float]:
     rows, length = entry.rows()
-    ids = entry.ids(rows, 1 + length)
-    step = trainer(entry.model, ids)
-
-    def once() -> float:
-        _wait(ids)
-        began = time.perf_counter()
-        with _arithmetic(entry):
-            step()
-        _wait(ids)
-        return ids[:, 1:].numel() / (time.perf_counter() - began)
-
-    return once
-
-
-def _arithmetic(entry: _Entry) -> contextlib.AbstractContextManager:
-    if entry.config.training.precision != "bf16-mixed":
-        return contextlib.nullcontext()
-    return torch.autocast(entry.model.embedding.weight.device.type, torch.bfloat16)
+    device, mixed = entry.model.embedding.weight.device.type, entry.config.training.precision == "bf16-mixed"
+    return trainer(
+        entry.model, entry.ids(rows, 1 + length), partial(torch.autocast, device, torch.bfloat16, enabled=mixed)
+    )
 
 
 def _wait(tensor: Tensor) -> None:

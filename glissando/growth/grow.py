@@ -23,7 +23,7 @@ from __future__ import annotations
 
 import copy
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -35,46 +35,22 @@ from glissando.model import ComplexHead, LanguageModel, ModelConfig
 from glissando.widening import Grows, Growth, Reads, Table, append, grow_norm, linear, tables, tile, under
 
 
-def grow(
-    model: LanguageModel,
-    *,
-    width: int = 1,
-    heads: int | None = None,
-    ffn: int | None = None,
-    state: int | None = None,
-    layers: int = 0,
-    steps: int = 0,
-    head_size: int | None = None,
-    vocab: int | None = None,
-    noise: float = 0.2,
-    seed: int = 0,
-    dropout: Literal["kept", "published"] = "kept",
-) -> LanguageModel:
+def grow(model: LanguageModel, **growth: Any) -> LanguageModel:
     """A larger model that computes the same function. The given model does not change.
 
     A frozen parameter (requires_grad False) stays frozen, with its new rows; new parameters are trained.
 
     Args:
         model: The model to grow.
-        width: Factor of the width.
-        heads: Factor of the heads; None: that of the width.
-        ffn: Factor of the hidden units of the MLPs; None: that of the width.
-        state: Factor of the channels of `spectral` or the state of `liquid`; None: that of the width.
-        layers: Number of new blocks.
-        steps: Number of new applications of a tied depth.
-        head_size: New size of a head.
-        vocab: New size of the vocabulary. The logits of the old tokens are the same; the tokenizer does not change.
-        noise: Standard deviation of the noise between copies, relative to that of the weights; with 0, copies stay
-            equal.
-        seed: Seed of the noise and of new parameters.
-        dropout: `kept`, or `published`: min(0.1, 0.5 D / 256) at the new width D before each residual sum.
+        growth: Options of `glissando.growth.Growth`: factors `width`, `heads`, `ffn` and `state`, numbers of new
+            `layers` and `steps`, new sizes `head_size` and `vocab`, and `noise`, `seed` and `dropout`. With
+            `vocab`, the logits of the old tokens are the same; the tokenizer does not change.
 
     Raises:
         ConfigError: The model does not have one of these axes, or the axis cannot be grown exactly; the message
             contains the reason.
     """
-    by = Growth(width, heads, ffn, state, layers, steps, head_size, vocab, noise, seed, dropout)
-    return grow_by(model, by).model
+    return grow_by(model, Growth(**growth)).model
 
 
 @dataclass(frozen=True)
@@ -129,7 +105,6 @@ def grown_config(model: LanguageModel, by: Growth) -> ModelConfig:
 
     Raises ConfigError for an axis that the model does not have, or that cannot be grown exactly.
     """
-    by.check()
     c, config = model.config, copy.deepcopy(model.config)
     config.hidden_size = c.hidden_size * by.width
     config.logit_scale = c.logit_scale / by.width if c.tied_head else c.logit_scale
