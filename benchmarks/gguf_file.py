@@ -75,11 +75,10 @@ def require_installed() -> None:
         raise MissingExtraError("benchmarks.gguf_file needs gguf: pip install gguf") from error
 
 
-def export(model: LanguageModel, stream: list[int], context: int, out: Path) -> Check:
+def export(model: LanguageModel, context: int, out: Path) -> Check:
     """Write the new folder `out`: the file, its tokenizer, README.md and example.py; checked by reading the file back
     and computing Llama's equations from it in NumPy.
 
-    stream   held-out tokens for the check
     context  tokens of a row in training
 
     Raises Refused for a model that computes otherwise than Llama does, RunError where there is something at `out`.
@@ -94,8 +93,7 @@ def export(model: LanguageModel, stream: list[int], context: int, out: Path) -> 
     def fill(folder: Path) -> None:
         write(model, vocabulary, tokenizer.eos_id, context, folder / FILE)
         reader = NumpyLlama(folder / FILE)
-        texts = check.texts_of(stream, None)
-        found = check.compare(model, reader, reader.start, texts, None, "Llama's equations in NumPy, from the file")
+        found = check.compare(model, reader, reader.start, None, "Llama's equations in NumPy, from the file")
         found.require_equal()
         tokenizer.save(folder)
         write_atomic(folder / "example.py", _EXAMPLE.format(context=context).encode())
@@ -324,8 +322,7 @@ _PARTS = (
 
 
 def main() -> None:
-    """Export a run, checked on its own held-out text."""
-    from glissando.cli.export import held_out_tokens
+    """Export a run."""
     from glissando.loading import load
 
     parser = argparse.ArgumentParser(prog="python -m benchmarks.gguf_file", description=__doc__)
@@ -335,7 +332,7 @@ def main() -> None:
     try:
         model = load(options.run)
         context = int(Run.open(options.run).read_config().get("data", {}).get("seq_len", 512))
-        found = export(model, held_out_tokens(options.run, model), context, options.out)
+        found = export(model, context, options.out)
     except GlissandoError as error:
         sys.exit(str(error))
     print("\n".join(found.lines()))

@@ -35,7 +35,7 @@ def saved(folder: Path, tokenizer: Any = None, **options: Any) -> Path:
 
 def exported(run: Path, out: Path) -> LanguageModel:
     model = glissando.load(run)
-    export(model, model.tokenizer.encode(TEXT), 64, out)
+    export(model, 64, out)
     return model
 
 

@@ -92,7 +92,7 @@ def test_a_mixer_that_cannot_be_traced_is_named(tmp_path):
     with pytest.raises(
         Refused, match=r"prefill cannot be traced.*[^.]\. Looping is not of this library: a loop over"
     ) as error:
-        export(model, Run.open(tmp_path / "run"), "torch", tmp_path / "out", [1, 2, 3])
+        export(model, Run.open(tmp_path / "run"), "onnx", tmp_path / "out")
     assert "TORCH_LOGS" not in str(error.value)
 
 
@@ -252,4 +252,4 @@ def test_a_run_error_is_what_a_taken_place_is(tmp_path):
     model = LanguageModel.from_config({"hidden_size": 16, "depth": {"layers": 1}})
     model.save(tmp_path / "run")
     with pytest.raises(RunError, match=r"exists and is not empty\. Choose a new name"):
-        export(model, Run.open(tmp_path / "run"), "torch", tmp_path / "out", [1, 2, 3])
+        export(model, Run.open(tmp_path / "run"), "onnx", tmp_path / "out")

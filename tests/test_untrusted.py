@@ -107,9 +107,8 @@ def test_a_file_that_a_configuration_names_is_not_copied(run, diary, tmp_path, n
     if not (stolen := diary.parent / name).exists():
         stolen.write_text(SECRET)
     forge(run, lambda config: config.update(imports=[str(stolen)]))
-    text = str(text_file(tmp_path))
     assert main(["grow", str(run), "--layers", "1", "--out", str(tmp_path / "grown")]) == 1
-    to = ["--to", "safetensors-int8", "--file", text, "--out", str(tmp_path / "exported")]
+    to = ["--to", "safetensors-int8", "--out", str(tmp_path / "exported")]
     assert main(["export", str(run), *to]) == 1
     with contextlib.suppress(GlissandoError):
         resume(run)
@@ -210,7 +209,6 @@ def test_no_other_command_reads_a_text_that_a_run_names(run, diary, tmp_path, ca
     out = ["--out", str(tmp_path / "out")]
     attacks = {
         "evaluate": [],
-        "export": ["--to", "safetensors-int8", *out],
         "train": ["--training.steps", "1", *out],
     }
     for command, options in attacks.items():

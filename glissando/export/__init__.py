@@ -1,4 +1,4 @@
-"""A trained model where there is no glissando: ONNX, PyTorch's exported program, and smaller weights.
+"""A trained model where there is no glissando: ONNX, a page, and smaller weights.
 
 A step of the contract, (ids, state) -> (logits, state), becomes a graph whose state is named inputs and outputs. It is
 traced from the model's own forward; what a graph cannot hold, a cache that grows or complex numbers, has another form

@@ -44,6 +44,12 @@ class Leaf:
     def output(self) -> str:
         return f"next.{self.name}"
 
+    @property
+    def described(self) -> dict[str, Any]:
+        """For programs that run the graph."""
+        kind, shape = str(self.dtype).removeprefix("torch."), [BATCH, *self.shape]
+        return {"input": self.input, "output": self.output, "dtype": kind, "shape": shape, "start": self.start}
+
 
 class Stepper(nn.Module):
     """model(ids, state) -> (logits, state) as a function of a flat list of tensors."""

@@ -3,96 +3,46 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+import json
+from importlib import resources
 from pathlib import Path
 from typing import Any
 
 import torch
+from jinja2 import Environment, StrictUndefined
 
+from glissando.config import to_dict
+from glissando.data.tokenizers import FILE_NAME, ByteTokenizer
+from glissando.depth import DEPTHS
 from glissando.errors import ConfigError, unknown_name
-from glissando.export import check, readme, smaller
+from glissando.export import check, onnx, web
 from glissando.export.check import Check
 from glissando.export.forms import grows
-from glissando.export.graph import Stepper
-from glissando.export.manifest import MANIFEST, Request, graph_manifest, write_json
+from glissando.export.graph import BATCH, TIME, Stepper
 from glissando.generation import tokenizer_of
+from glissando.mixers import MIXERS
 from glissando.model import LanguageModel
-from glissando.runs import Run, require_new
-from glissando.storage import publish_directory
+from glissando.quantisation import Precision, matrices, reduced
+from glissando.runs import MODEL, Run, require_new
+from glissando.storage import publish_directory, write_atomic
 
 #: tokens that a cache which grows holds by default
 CAPACITY = 1024
-
-
-#: fills a folder and returns the check's result
-Writer = Callable[[Request, Path], Check]
-
-
-def _graph(write: Callable[[Stepper, Path], list[str]], runtime: Callable[[Path, Stepper], Any]) -> Writer:
-    def fill(request: Request, folder: Path) -> Check:
-        stepper = Stepper(request.model, request.capacity or 0)
-        write(stepper, folder)
-        texts = check.texts_of(request.stream, request.capacity)
-        run = runtime(folder, stepper)
-        found = check.compare(request.model, run, stepper.init_state, texts, request.capacity, run.name)
-        write_json(folder / MANIFEST, graph_manifest(request, stepper, found.require_equal()))
-        tokenizer_of(request.model).save(folder)
-        readme.write(request, folder, found)
-        return found
-
-    return fill
-
-
-def _onnx(request: Request, folder: Path) -> Check:
-    from glissando.export import onnx
-
-    onnx.require_installed()
-
-    def runtime(place: Path, stepper: Stepper) -> Any:
-        return onnx.OnnxRuntime(place, stepper.input_names, len(stepper.dials))
-
-    return _graph(onnx.write, runtime)(request, folder)
-
-
-def _web(request: Request, folder: Path) -> Check:
-    from glissando.export import web
-
-    # What can be refused at once, before minutes of tracing.
-    web.require_tokenizer(tokenizer_of(request.model))
-    package = web.runtime_package()
-    found = _onnx(request, folder)
-    web.write_page(folder, package)
-    return found
-
-
-def _torch(request: Request, folder: Path) -> Check:
-    from glissando.export import program
-
-    return _graph(program.write, lambda place, _: program.TorchRuntime(place))(request, folder)
-
-
-#: --to
-KINDS: dict[str, Writer] = {
-    "onnx": _onnx,
-    "web": _web,
-    "torch": _torch,
-    "safetensors-bf16": smaller.fill,
-    "safetensors-int8": smaller.fill,
+MANIFEST = "export.json"
+#: --to, and the title of the folder's README
+KINDS = {
+    "onnx": "ONNX",
+    "web": "a page",
+    "safetensors-bf16": "a run in bfloat16",
+    "safetensors-int8": "a run in int8",
 }
+_PRECISIONS: dict[str, Precision] = {"safetensors-bf16": "bf16", "safetensors-int8": "int8"}
 
 
-def export(
-    model: LanguageModel,
-    run: Run,
-    kind: str,
-    out: str | Path,
-    stream: list[int],
-    capacity: int | None = None,
-) -> Check:
+def export(model: LanguageModel, run: Run, kind: str, out: str | Path, capacity: int | None = None) -> Check:
     """Write `model`, of the run `run`, to the new folder `out` -> what the check found; in float32.
 
-    kind      onnx, web, torch, safetensors-bf16 or safetensors-int8
-    stream    held-out tokens, some hundreds: what the check reads
+    kind      onnx, web, safetensors-bf16 or safetensors-int8
     capacity  tokens that a cache which grows holds; CAPACITY if None
 
     Raises UnknownNameError for a kind, ConfigError for a capacity that would do nothing, DataError where the page's
@@ -106,27 +56,123 @@ def export(
     require_new(out)
     if any(p.dtype != torch.float32 for p in model.parameters()):
         model = copy.deepcopy(model).float()
-    request = Request(model, run, kind, stream, _capacity(model, kind, capacity))
-    found: list[Check] = []
-    publish_directory(out, lambda folder: found.append(KINDS[kind](request, folder)))
+    room, found = _capacity(model, kind, capacity), list[Check]()
+
+    def fill(folder: Path) -> None:
+        if kind in _PRECISIONS:
+            found.append(_write_run(model, run, kind, room, folder))
+        else:
+            found.append(_write_graphs(model, kind, room, folder))
+
+    publish_directory(out, fill)
     return found[0]
 
 
 def _capacity(model: LanguageModel, kind: str, requested: int | None) -> int | None:
+    """Tokens that fit into the state; None: endless. Raises ConfigError for a request that would do nothing."""
     learned = model.config.max_length
-    if kind not in ("onnx", "web", "torch"):
-        if requested is not None:
-            raise ConfigError(f"--capacity is of --to onnx, web and torch, and this is --to {kind}: leave it out")
-        return learned
-    if not grows(model):
+    if kind in _PRECISIONS or not grows(model):
         if requested is not None:
             raise ConfigError(
-                f"--capacity {requested} would do nothing: the state of this model has one size at any length. "
-                "Leave it out"
+                f"--capacity {requested} would do nothing: it is for --to onnx and web, and for models whose state "
+                "grows with the text. Leave it out"
             )
         return learned
-    if requested is not None and requested < 2:
-        raise ConfigError(f"--capacity is the number of tokens that a text may have, at least 2; got {requested}")
-    if learned is not None and requested is not None and requested > learned:
-        raise ConfigError(f"--capacity {requested} is above the model's {learned} positions; give at most so many")
-    return requested or min(CAPACITY, learned or CAPACITY)
+    most = learned or requested or CAPACITY
+    if requested is not None and not 2 <= requested <= most:
+        fix = "at least 2" if learned is None else f"from 2 to the model's {learned} positions"
+        raise ConfigError(f"--capacity is the number of tokens that a text may have, {fix}; got {requested}")
+    return requested or min(CAPACITY, most)
+
+
+def _write_graphs(model: LanguageModel, kind: str, capacity: int | None, folder: Path) -> Check:
+    """The graphs, the tokenizer, and the page or an example."""
+    onnx.require_installed()
+    tokenizer = tokenizer_of(model)
+    if kind == "web":  # what can be refused at once, before minutes of tracing
+        web.require_tokenizer(tokenizer)
+        package = web.runtime_package()
+    stepper = Stepper(model, capacity or 0)
+    onnx.write(stepper, folder)
+    run = onnx.OnnxRuntime(folder, stepper.input_names)
+    found = check.compare(model, run, stepper.init_state, capacity, "ONNX Runtime").require_equal()
+    made = _manifest(model, stepper, kind, capacity) | {"check": found.as_dict()}
+    write_atomic(folder / MANIFEST, (json.dumps(made, indent=2) + "\n").encode())
+    tokenizer.save(folder)
+    _write_text("readme.md.j2", folder / "README.md", found, made | {"version": web.VERSION})
+    if kind == "web":
+        web.write_page(folder, package)
+    else:
+        _write_text("example.py.j2", folder / "example.py", found, made)
+    return found
+
+
+def _write_run(model: LanguageModel, source: Run, kind: str, room: int | None, folder: Path) -> Check:
+    """A run again, its matrices in bfloat16 or int8, loaded and compared: the difference is reported."""
+    from glissando.loading import load
+
+    run = Run.create(folder)
+    run.write_tokenizer(tokenizer_of(model))
+    config = source.read_config() | {"model": to_dict(model.config)}
+    run.write_model(reduced(model, _PRECISIONS[kind]), config, source=source)
+    loaded = load(folder)
+
+    def step(_: str, ids: torch.Tensor, *rest: Any) -> list[Any]:
+        control, state = rest if model.config.dials else (None, *rest)
+        with torch.no_grad():
+            return [*loaded(ids, state, control=control)]
+
+    by = f"glissando in {'int8' if kind == 'safetensors-int8' else 'bfloat16'}"
+    found = check.compare(model, step, lambda rows: [loaded.init_state(rows)], room, by)
+    chosen = matrices(model)
+    total = sum(value.numel() for name, value in model.state_dict().items() if name in chosen)
+    sizes = {"matrices": len(chosen), "total": total, "file": MODEL, "size": (folder / MODEL).stat().st_size}
+    _write_text("readme.md.j2", folder / "README.md", found, _facts(model, kind) | sizes)
+    return found
+
+
+def _facts(model: LanguageModel, kind: str) -> dict[str, Any]:
+    return {
+        "kind": kind,
+        "parameters": model.num_parameters(),
+        "mixers": list(dict.fromkeys(MIXERS.kind_of(options) for options in model.config.mixers)),
+        "depth": DEPTHS.kind_of(model.config.depth),
+    }
+
+
+def _manifest(model: LanguageModel, stepper: Stepper, kind: str, capacity: int | None) -> dict[str, Any]:
+    """`export.json`: inputs, outputs and types of both graphs, the state before any token, and the tokenizer."""
+    from glissando import __version__
+
+    tokenizer = tokenizer_of(model)
+    dials = [{"name": "control", "dtype": "float32", "shape": [BATCH, len(stepper.dials)]}] if stepper.dials else []
+    graphs = {}
+    for graph, file in onnx.FILES.items():
+        time = TIME if graph == "prefill" else 1
+        graphs[graph] = {
+            "file": file,
+            "inputs": [{"name": "ids", "dtype": "int64", "shape": [BATCH, time]}, *dials],
+            "outputs": [{"name": "logits", "dtype": "float32", "shape": [BATCH, time, model.config.vocab_size]}],
+        }
+    # bytes: an id is a byte; hf: the file is one of Hugging Face's `tokenizers`
+    form = "bytes" if isinstance(tokenizer, ByteTokenizer) else "hf"
+    return {
+        "format": 1,
+        "made_by": f"glissando {__version__}",
+        **_facts(model, kind),
+        "vocab_size": model.config.vocab_size,
+        "tokens": tokenizer.vocab_size,
+        "tokenizer": {"kind": form, "file": FILE_NAME, "end": tokenizer.eos_id},
+        "capacity": capacity,
+        "dials": stepper.dials,
+        "graphs": graphs,
+        "state": [leaf.described for leaf in stepper.leaves],
+    }
+
+
+def _write_text(template: str, path: Path, found: Check, values: dict[str, Any]) -> None:
+    environment = Environment(undefined=StrictUndefined, trim_blocks=True, keep_trailing_newline=True)
+    environment.filters["thousands"] = "{:,}".format
+    text = (resources.files(__package__) / "texts" / template).read_text("utf-8")
+    rendered = environment.from_string(text).render(values, title=KINDS[values["kind"]], lines=found.lines())
+    write_atomic(path, rendered.encode())

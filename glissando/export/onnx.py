@@ -33,8 +33,8 @@ def require_installed() -> None:
         ) from error
 
 
-def write(stepper: Stepper, folder: Path) -> list[str]:
-    """Both graphs and their weights in `folder` -> the names of the files.
+def write(stepper: Stepper, folder: Path) -> None:
+    """Both graphs and their weights in `folder`.
 
     Raises Refused, with the exporter's reason, for an operation that ONNX does not have.
     """
@@ -49,7 +49,6 @@ def write(stepper: Stepper, folder: Path) -> list[str]:
             import onnx_ir
 
             onnx_ir.save(model, folder / name)
-    return [*FILES.values(), WEIGHTS]
 
 
 def translated(
@@ -152,9 +151,7 @@ def session(path: Path) -> Any:
 class OnnxRuntime:
     """The files of `write`, run by ONNX Runtime on one thread."""
 
-    name = "ONNX Runtime"
-
-    def __init__(self, folder: Path, inputs: Sequence[str], dials: int) -> None:
+    def __init__(self, folder: Path, inputs: Sequence[str]) -> None:
         self._sessions = {kind: session(folder / name) for kind, name in FILES.items()}
         self._inputs = list(inputs)
 

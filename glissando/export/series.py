@@ -144,11 +144,6 @@ class Observer(nn.Module):
         )
         known = {name: ["missing", "unknown", *each] for name, each in encoding.categorical.items()}
         facts = {name: ["missing", "unknown", *each] for name, each in encoding.static_categorical.items()}
-        state = [
-            {"input": leaf.input, "output": leaf.output, "dtype": str(leaf.dtype).removeprefix("torch."),
-             "shape": [BATCH, *leaf.shape], "start": leaf.start}
-            for leaf in self.leaves
-        ]  # fmt: skip
         first = "call once with nothing observed and dt 0, for what does not vary, before the first observation"
         return {
             "format": 1, "made_by": f"glissando {__version__}", "task": encoding.task, "label": encoding.label,
@@ -157,7 +152,7 @@ class Observer(nn.Module):
             "columns": encoding.columns, "target": encoding.target, "categories": known, "static": encoding.static,
             "static_categories": facts, "future": encoding.future, "classes": encoding.classes,
             "head": None if encoding.classes else config.head, "head_parameters": parameters,
-            "inputs": self.inputs, "outputs": self.outputs, "state": state,
+            "inputs": self.inputs, "outputs": self.outputs, "state": [leaf.described for leaf in self.leaves],
             "begin": first if config.forecast else "a series begins with its first observation and dt 0",
         }  # fmt: skip
 

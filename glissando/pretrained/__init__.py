@@ -57,21 +57,14 @@ def how_to_open(path: Path, kind: str | None) -> str:
     return f"{name} holds a model of {kind or 'language'}: {opened}"
 
 
-def missing_text(path: str | Path, data: Mapping[str, Any]) -> str | None:
-    """The text that the packaged model `path` was trained on, where `data` names it and it is not here; None for every
-    other run."""
+def require_text(path: str | Path, data: Mapping[str, Any]) -> None:
+    """Raises DataError where `path` stands for a packaged model whose text, which `data` names, is not here."""
     name = packaged_name(path)
     missing = [data[option] for option in _TEXTS if data.get(option) and not Path(data[option]).expanduser().exists()]
     own = _text_of(name) if name else {}
-    return own["path"] if missing and missing[0] in own.values() else None
-
-
-def require_text(path: str | Path, data: Mapping[str, Any]) -> None:
-    """Raises DataError where `path` stands for a packaged model whose text, which `data` names, is not here."""
-    name, text = packaged_name(path), missing_text(path, data)
-    if text is not None:
+    if missing and missing[0] in own.values():
         raise DataError(
-            f"{name} was trained on {text}, which is not part of the package. Give your own text: `glissando "
+            f"{name} was trained on {own['path']}, which is not part of the package. Give your own text: `glissando "
             f"evaluate {name} --file FILE`, or `glissando train --from {name} --data.path FILE`"
         )
 
