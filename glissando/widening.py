@@ -21,7 +21,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import reduce
-from typing import Annotated, Literal
+from typing import Annotated
 
 import torch
 from pydantic import Field
@@ -256,8 +256,6 @@ class Growth:
     noise      standard deviation of the noise between copies, relative to that of the weights; with 0, copies stay
                equal
     seed       seed of the noise and of new parameters
-    dropout    `kept`, or `published`: min(0.1, 0.5 D / 256) at the new width D before each residual sum; the logits in
-               evaluation mode are the same
     """
 
     width: Factor = 1
@@ -270,7 +268,6 @@ class Growth:
     vocab: Factor | None = None
     noise: Annotated[float, Field(ge=0, lt=1, strict=True)] = 0.2
     seed: Annotated[int, Field(strict=True)] = 0
-    dropout: Literal["kept", "published"] = "kept"
 
     def factor(self, name: str) -> int:
         """That of `heads`, `ffn` or `state`, which follow the width unless they are given."""

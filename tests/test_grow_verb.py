@@ -134,18 +134,6 @@ def test_mistakes_in_growth_show_before_any_training(tmp_path, stages, message):
     assert not (tmp_path / "out").exists()
 
 
-def test_the_verb_and_a_stage_take_the_published_dropout(tmp_path, capsys):
-    source = train(configuration(tmp_path, PLAIN, {"training.steps": 2}), tmp_path / "small").path
-    grown = str(tmp_path / "grown")
-    assert main(["grow", str(source), "--width", "2", "--dropout", "published", "--out", grown]) == 0
-    assert "dropout                0 -> 0.0625" in capsys.readouterr().out
-    assert_same_logits(source, tmp_path / "grown")
-    assert glissando.load(grown).config.block.mlp_dropout == 0.0625
-    grow = {"name": "b", "grow": {"width": 2, "dropout": "published"}}
-    config = staged(tmp_path, PLAIN, {"stages": [{"name": "a"}, grow]})
-    assert [c.model.block.mixer_dropout for _, c, _ in plans(config, tmp_path / "out")] == [0.0, 0.0625]
-
-
 def test_the_example_of_growth_is_one_that_trains():
     values = yaml.safe_load((Path(__file__).parent.parent / "examples" / "grow.yaml").read_text())
     preset = {k: v for k, v in load_preset(values["preset"]).items() if k != "about"}

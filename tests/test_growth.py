@@ -308,24 +308,3 @@ def test_gradients_reach_every_new_layer(case):
         optimizer.step()
     assert fresh
     assert [n for n, p in fresh if p.grad is None or not p.grad.abs().any()] == []
-
-
-@pytest.mark.parametrize(("name", "size", "share"), [("transformer-nano", 16, 0.0625), ("transformer-nano", 64, 0.1)])
-def test_published_dropout_comes_with_the_new_width_and_changes_no_logit(name, size, share):
-    model = LanguageModel.from_preset(name, hidden_size=size, depth={"layers": 2}).double().eval()
-    kept, large = grow(model, width=2), grow(model, width=2, dropout="published").eval()
-    ids = random_ids(model, 2, 9, seed=0)
-    torch.testing.assert_close(large(ids)[0], model(ids)[0], atol=1e-9, rtol=1e-9)
-    assert (kept.config.block.mixer_dropout, kept.config.block.mlp_dropout) == (0.0, 0.0)
-    assert (large.config.block.mixer_dropout, large.config.block.mlp_dropout) == (share, share)
-    dropped = [m.p for m in large.modules() if isinstance(m, torch.nn.Dropout)]
-    assert dropped == [share] * 4
-    assert not torch.equal(large.train()(ids)[0], model(ids)[0]), "dropout is at work in training"
-
-
-def test_the_published_rule_is_the_presets_own_at_its_width():
-    config = LanguageModel.from_preset("minimal-transformer").config
-    large = grow(LanguageModel.from_config(config), dropout="published").config
-    assert large.block == config.block
-    with pytest.raises(ConfigError, match=r"dropout: .*Did you mean 'published'"):
-        grow(LanguageModel.from_config(config), dropout="publishd")

@@ -33,9 +33,9 @@ def test_applications_are_counted_where_a_block_is_applied_again():
 
 
 def test_looks_name_the_layers_of_a_mixed_stack(mixed):
-    result = {look.name: look for look in looks(mixed, torch.arange(12).unsqueeze(0))}
-    assert result["decay_times"].rows == ["layer 1", "layer 3", "layer 4"]
-    assert len(result["decay_times"].values) == 3
+    result = {look["name"]: look for look in looks(mixed, torch.arange(12).unsqueeze(0))}
+    assert result["decay_times"]["rows"] == ["layer 1", "layer 3", "layer 4"]
+    assert len(result["decay_times"]["values"]) == 3
 
 
 def test_kernels_name_the_layers_of_a_mixed_stack(mixed, tmp_path, monkeypatch):

@@ -17,7 +17,7 @@ from glissando.data.stories import StoriesCorpus
 from glissando.data.tokenizers import ByteTokenizer
 from glissando.errors import ConfigError
 from glissando.evaluation.scoring import score
-from glissando.evaluation.steering import Cost, Dials, Sweep, Trial, crossing_point, spearman, sweep, trial
+from glissando.evaluation.steering import Cost, Dials, Sweep, Trial, crossing_point, sweep, trial
 from glissando.generation import generate
 from glissando.model import LanguageModel
 from glissando.training.fit import train
@@ -68,9 +68,9 @@ def test_no_evidence_is_no_success():
 
 
 def test_spearman_shares_the_ranks_of_equals():
-    """By hand: ranks 0, 1, 2, 3 and 0.5, 0.5, 2, 3 correlate by 4.5 / sqrt(5 * 4.5)."""
-    assert spearman(np.array([1.0, 2, 3, 4]), np.array([5.0, 5, 6, 9])) == pytest.approx(4.5 / math.sqrt(5 * 4.5))
-    assert math.isnan(spearman(np.array([1.0, 2]), np.array([3.0, 3])))
+    """By hand: ranks 0, 1, 2 and 0.5, 0.5, 2 correlate by 1.5 / sqrt(2 * 1.5)."""
+    assert made([[0.5], [0.5], [1]]).rank_correlation() == pytest.approx(1.5 / math.sqrt(2 * 1.5))
+    assert math.isnan(made([[0.5], [0.5], [0.5]]).rank_correlation())
 
 
 def test_the_crossing_is_that_of_the_rising_curve_nearest_to_the_means():

@@ -174,10 +174,8 @@ def _diagnostics(model: LanguageModel, corpus: Corpus, options: Options) -> None
     with computing(model), recording(model) as calls:
         model(torch.tensor([text], device=device))
     files = write(model, gather(model, calls), folder)
-    longest, numbers = min(tau.LENGTH, tokens_left(model, 1)), tau.signals(model)
-    rows = tau.compare_patterns(model, numbers, length=longest)
+    rows = tau.compare_patterns(model, tau.signals(model), length=min(tau.LENGTH, tokens_left(model, 1)))
     print(f"in the place of embeddings, with their means and deviations:\n{tau.pattern_table(rows)}", file=sys.stderr)
-    files.append(tau.plot_patterns(model, numbers, rows, folder / "patterns.png", min(longest, 128)))
     for file in files:
         print(f"written: {file}", file=sys.stderr)
 

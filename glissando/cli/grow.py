@@ -19,7 +19,6 @@ from glissando.cli.options import (
 from glissando.growth import Growth
 
 EXAMPLE = "glissando grow runs/first --width 2 --layers 2 --out runs/grown"
-_TYPES = {"noise": number, "dropout": str}
 
 
 def main(arguments: Sequence[str]) -> None:
@@ -31,7 +30,9 @@ def main(arguments: Sequence[str]) -> None:
     about = documented(Growth)
     about.pop("vocab")  # a run's is its tokenizer's
     for name, text in about.items():
-        parser.add_argument(f"--{name}", type=_TYPES.get(name, whole), default=getattr(Growth, name), help=text)
+        parser.add_argument(
+            f"--{name}", type=number if name == "noise" else whole, default=getattr(Growth, name), help=text
+        )
     add_import_option(parser)
     add_threads_option(parser)
     options = parse(parser, arguments)
@@ -50,8 +51,5 @@ def main(arguments: Sequence[str]) -> None:
     print(f"parameters             {small.num_parameters():,} -> {large.num_parameters():,}")
     print(f"training FLOPs a token {costs[0]:.4g} -> {costs[1]:.4g}, at {length} tokens")
     print(f"logits                 differ by {difference(small, large):.1e}, of sizes up to {difference(small):.3g}")
-    if growth.dropout != "kept":
-        before, after = (model.config.block.mixer_dropout for model in (small, large))
-        print(f"dropout                {before:.4g} -> {after:.4g}")
     out = shlex.quote(str(run.path))
     print(f"train it further: glissando train --from {out} --training.tokens 1000000 --out {out}-trained")

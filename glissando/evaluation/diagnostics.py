@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import contextlib
 import csv
-from collections.abc import Iterator
+import math
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -17,9 +18,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from glissando.data.tokenizers import Tokenizer
 from glissando.depth.mean_gate import MeanGate
+from glissando.evaluation.figures import figure_and_axes
 from glissando.evaluation.layers import layer_numbers
-from glissando.evaluation.time_constants import draw_heat, liquid_mixers, log_ticks, stacked, token_labels
+from glissando.evaluation.time_constants import liquid_mixers
 from glissando.mixers import EMPTY, Context
 from glissando.mixers.liquid import Liquid, LiquidState, Published
 from glissando.model import LanguageModel
@@ -131,21 +134,64 @@ def write(model: LanguageModel, found: Diagnostics, folder: Path) -> list[Path]:
                 values = (f"{float(column[i, t]):.6g}" for column in columns.values())
                 lines.writerow([t, token, texts[t], layer, *values])
     drawn = [name for name in _DRAWN if name in columns]
-    figure, every = stacked([0.2 * len(layers) + 0.6] * len(drawn))
+    figure, every = figure_and_axes(rows=len(drawn), size=(11, len(drawn) * (0.2 * len(layers) + 0.6) + 0.5))
     for axes, name in zip(every, drawn, strict=True):
-        image = draw_heat(axes, columns[name], columns[name], layers, log=name in _LOGARITHMIC)
+        image = _draw_heat(axes, columns[name], layers, log=name in _LOGARITHMIC)
         bar = figure.colorbar(image, ax=axes, pad=0.01, aspect=8)
         if name in _LOGARITHMIC:
             log_ticks(bar, 4)
         else:
             bar.formatter.set_useOffset(False)
         axes.set_title(_DRAWN[name], fontsize=9, loc="left")
-        axes.set_xticks([])
     if len(ids) <= _LABELLED and model.tokenizer is not None:
-        labels, turn = token_labels(model.tokenizer, ids)
+        labels, turn = _token_labels(model.tokenizer, ids)
         every[-1].set_xticks(range(len(ids)), labels, fontfamily="monospace", fontsize=7, rotation=turn)
     else:
         every[-1].set_xticks(range(0, len(ids), max(1, len(ids) // 10)))
         every[-1].set_xlabel("token")
     figure.savefig(folder / PICTURE)
     return [folder / TABLE, folder / PICTURE]
+
+
+def _draw_heat(axes: Any, values: Tensor, numbers: list[int], log: bool) -> Any:
+    """values (L, T), the first layer at the bottom, their `numbers` beside them."""
+    from matplotlib.colors import LogNorm, Normalize
+
+    low, high = float(values.min()), float(values.max())
+    norm = LogNorm(max(low, 1e-6 * high, 1e-30), max(high, 1.01 * low, 1e-29)) if log else Normalize(low, high)
+    image = axes.imshow(
+        values.numpy(), cmap="viridis", norm=norm, aspect="auto", origin="lower", interpolation="nearest"
+    )
+    layers = range(0, len(values), max(1, len(values) // 8))
+    axes.set(ylabel="layer", xticks=[])
+    axes.set_yticks(layers, [numbers[layer] for layer in layers])
+    axes.grid(False)
+    axes.spines[:].set_visible(False)
+    return image
+
+
+def log_ticks(bar: Any, count: int) -> None:
+    """So many ticks from end to end: decades are too far apart, as tau of a text often stays within one."""
+    at = torch.logspace(math.log10(bar.norm.vmin), math.log10(bar.norm.vmax), count).tolist()
+    bar.set_ticks(at, labels=[f"{value:.3g}" for value in at])
+    bar.minorticks_off()
+
+
+def _token_labels(tokenizer: Tokenizer, ids: Sequence[int]) -> tuple[list[str], int]:
+    """Each token's text, and by how many degrees to turn them, as words do not fit side by side.
+
+    Signs for spaces and line ends, and a dot for what is no character or is not in the font.
+    """
+    from matplotlib.font_manager import FontProperties, findfont, get_font
+
+    known = get_font(findfont(FontProperties(family="monospace"))).get_charmap()
+    signs = {" ": "\u2423", "\n": "\u21b5", "\t": "\u21e5", "$": r"\$"}
+
+    def label(token: int) -> str:
+        text = "".join(
+            signs.get(c, c if ord(c) in known and c.isprintable() else "\u00b7") for c in tokenizer.decode([token])
+        )
+        return text.replace("\ufffd", "\u00b7")
+
+    labels = [label(token) for token in ids]
+    return labels, 90 if any(len(label.lstrip("\\")) > 1 for label in labels) else 0

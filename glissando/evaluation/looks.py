@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -13,18 +12,8 @@ from glissando.evaluation.observe import show
 from glissando.mixers import Context, Mixer, Picture
 from glissando.model import LanguageModel
 
-
-@dataclass(frozen=True)
-class Look:
-    """A picture of glissando.mixers.Picture's fields, whose rows are layers or depths, the first at the bottom."""
-
-    name: str
-    title: str
-    about: str
-    unit: str
-    log: bool
-    rows: list[str]
-    values: list[list[float]]
+#: the fields of glissando.mixers.Picture as JSON has them; its rows are layers or depths, the first at the bottom
+Look = dict[str, Any]
 
 
 @torch.no_grad()
@@ -51,5 +40,4 @@ def looks(model: LanguageModel, ids: Tensor, control: Tensor | None = None) -> l
 
 
 def _look(picture: Picture, rows: list[str], values: list[Tensor]) -> Look:
-    name, title, about, unit, log, *_ = picture
-    return Look(name, title, about, unit, log, rows, [row.cpu().double().tolist() for row in values])
+    return picture._asdict() | {"rows": rows, "values": [row.cpu().double().tolist() for row in values]}

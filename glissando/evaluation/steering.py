@@ -186,8 +186,10 @@ class Sweep:
         return float((np.nan_to_num(self.at(1.0)) < np.nan_to_num(self.at(-1.0))).mean())
 
     def rank_correlation(self) -> float:
-        """Spearman's, of u and the mean label at u."""
-        return spearman(np.asarray(self.values), self.means())
+        """Spearman's, of u and the mean label at u; NaN if the label does not vary."""
+        import pandas
+
+        return float(pandas.DataFrame({"u": self.values, "mean": self.means()}).corr("spearman").iloc[0, 1])
 
     def crossing(self) -> tuple[float, float, float]:
         """Where the mean label rises through 0, with a 95 % interval bootstrapped over prompts; NaN if nowhere.
@@ -263,20 +265,6 @@ def _label(corpus: Corpus, text: str, name: str) -> float:
         raise ConfigError(f"the corpus's oracle judges {', '.join(judged)}, and the dial is named {name!r}")
     value = judged[name]
     return math.nan if value is None else value
-
-
-def spearman(x: NDArray[np.float64], y: NDArray[np.float64]) -> float:
-    """The correlation of ranks, equal values sharing theirs; NaN if one of the two does not vary."""
-    ranks = [_ranks(values) for values in (x, y)]
-    spread = [r - r.mean() for r in ranks]
-    scale = math.sqrt(float((spread[0] ** 2).sum() * (spread[1] ** 2).sum()))
-    return float((spread[0] * spread[1]).sum()) / scale if scale else math.nan
-
-
-def _ranks(values: NDArray[np.float64]) -> NDArray[np.float64]:
-    below = (values[:, None] > values[None]).sum(1)
-    equal = (values[:, None] == values[None]).sum(1)
-    return below + (equal - 1) / 2
 
 
 def crossing_point(u: NDArray[np.float64], means: NDArray[np.float64]) -> float:

@@ -43,8 +43,8 @@ def grow(model: LanguageModel, **growth: Any) -> LanguageModel:
     Args:
         model: The model to grow.
         growth: Options of `glissando.growth.Growth`: factors `width`, `heads`, `ffn` and `state`, numbers of new
-            `layers` and `steps`, new sizes `head_size` and `vocab`, and `noise`, `seed` and `dropout`. With
-            `vocab`, the logits of the old tokens are the same; the tokenizer does not change.
+            `layers` and `steps`, new sizes `head_size` and `vocab`, and `noise` and `seed`. With `vocab`, the
+            logits of the old tokens are the same; the tokenizer does not change.
 
     Raises:
         ConfigError: The model does not have one of these axes, or the axis cannot be grown exactly; the message
@@ -114,9 +114,6 @@ def grown_config(model: LanguageModel, by: Growth) -> ModelConfig:
     grown = [method_of(MIXERS.class_of(o), "grow", "grow")(o, model.width, by) for o in _used_options(model)]
     config.mixer = [*grown, *copy.deepcopy(c.mixers[len(grown) :])] if isinstance(c.mixer, list) else grown[0]
     config.depth = method_of(model.depth, "grow", "grow")(c.depth, by)
-    if by.dropout == "published":  # the Minimal Transformer's rule; logits in evaluation mode do not depend on it
-        share = min(0.1, 0.5 * config.hidden_size / 256)
-        config.block.mixer_dropout, config.block.mlp_dropout = share, share if config.block.mlp.kind != "none" else 0.0
     return config
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import Sequence
-from dataclasses import asdict
 from importlib import resources
 from typing import TYPE_CHECKING, Any
 
@@ -99,7 +98,7 @@ def _look(served: Served, ids: Sequence[int], control: tuple[float, ...] | None)
     values = None if control is None else model.embedding.weight.new_tensor([control])
     with served.viewing:
         found = looks(model, torch.tensor([ids], device=device), values)
-    if not all(math.isfinite(value) for look in found for row in look.values for value in row):
+    if not all(math.isfinite(value) for look in found for row in look["values"] for value in row):
         under = "" if control is None else f", under the control {control}"
         raise ModelFailedError(f"the model's values for this text are not finite{under}")
-    return {"tokens": [token_text(tokenizer, token) for token in ids], "looks": [asdict(look) for look in found]}
+    return {"tokens": [token_text(tokenizer, token) for token in ids], "looks": found}
