@@ -38,12 +38,9 @@ def put_texts(data: Any, texts: Mapping[str, str]) -> None:
         setattr(data, name, path)
 
 
-#: of a text: SHA-256 and size, or a list of them, each with the file's path, where a pattern names several files
-Fingerprint = dict[str, Any] | list[dict[str, Any]]
-
-
-def fingerprints(data: Any) -> dict[str, Fingerprint]:
-    """SHA-256 and size of each file that `data` names, by its option.
+def fingerprints(data: Any) -> dict[str, dict[str, Any]]:
+    """SHA-256 and size of each file that `data` names, by its option and the file's path below what all have in common,
+    so that they may be moved together; `.` for a single one.
 
     Of an option's files that have more than 1 GiB together, those above 32 MiB are known by the digest of their first
     and last 16 MiB.
@@ -79,7 +76,7 @@ def require_texts(
                 f"there is no file {path}, which {run.path} is trained on; if it has moved, give its new path: "
                 + (give if fix else f"glissando train --resume {run.path} {give}")
             )
-        if option in known and (difference := _difference(path, known[option])):
+        if (texts := known.get(option)) is not None and (difference := _difference(path, texts)):
             raise RunError(
                 f"{path} is not the text that {run.path} was trained on: {difference}. Give the original with "
                 f"--{option} FILE, or train on this one: glissando train --from {run.path} --{option} FILE"
@@ -134,11 +131,11 @@ def _texts(data: Any) -> dict[str, Path]:
     return found
 
 
-def _fingerprint(path: Path) -> Fingerprint:
+def _fingerprint(path: Path) -> dict[str, Any]:
     files = named_files(path)
     are_large = sum(each.stat().st_size for each in files) > _WHOLE_BYTES
-    found = [_of_file(each, are_large) for each in files]
-    return found[0] if files == [path] else [{"file": str(each)} | of for each, of in zip(files, found, strict=True)]
+    above = os.path.commonpath(files) if files else ""
+    return {os.path.relpath(each, above): _of_file(each, are_large) for each in files}
 
 
 def _of_file(path: Path, ends_alone: bool) -> dict[str, Any]:
@@ -153,26 +150,18 @@ def _of_file(path: Path, ends_alone: bool) -> dict[str, Any]:
     return {"sha256_of_ends": digest.hexdigest(), "size": size}
 
 
-def _difference(path: Path, known: Fingerprint) -> str | None:
-    """How the text at `path` differs from `known`, in words; the names of its files make no difference."""
-    now, then = ([of] if isinstance(of, dict) else of for of in (_fingerprint(path), known))
-    here, there = ([_without_name(of) for of in files] for files in (now, then))
-    if here == there:
+def _difference(path: Path, known: Mapping[str, Any]) -> str | None:
+    """How the text at `path` differs from `known`, in words."""
+    now = _fingerprint(path)
+    names = [name for name in sorted({*now, *known}) if now.get(name) != known.get(name)]
+    if not names:
         return None
-    if len(now) == len(then) == 1:
-        return f"it has {_shown(now[0])}, and that had {_shown(then[0])}"
-    lost = [_shown(of) for of, digest in zip(then, there, strict=True) if digest not in here]
-    new = [_shown(of) for of, digest in zip(now, here, strict=True) if digest not in there]
-    changed = {"lost": lost, "new": new}
-    found = [f"{len(files)} {what}, the first {files[0]}" for what, files in changed.items() if files]
-    return f"{len(now)} files instead of {len(then)}, {'; '.join(found) or 'in another order'}"
+    several = f"{len(names)} of its files differ; of the first, {names[0]}, " if names != ["."] else ""
+    return f"{several}it has {_shown(now.get(names[0]))}, and that had {_shown(known.get(names[0]))}"
 
 
-def _without_name(fingerprint: Mapping[str, Any]) -> dict[str, Any]:
-    return {key: value for key, value in fingerprint.items() if key != "file"}
-
-
-def _shown(fingerprint: Mapping[str, Any]) -> str:
+def _shown(fingerprint: Mapping[str, Any] | None) -> str:
+    if fingerprint is None:
+        return "nothing"
     digest = fingerprint.get("sha256") or fingerprint.get("sha256_of_ends")
-    name = f"{fingerprint['file']} of " if "file" in fingerprint else ""
-    return f"{name}{fingerprint.get('size'):,} bytes with SHA-256 {str(digest)[:12]}..."
+    return f"{fingerprint.get('size'):,} bytes with SHA-256 {str(digest)[:12]}..."

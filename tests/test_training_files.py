@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-from pathlib import Path
 
 import pytest
 from training_runs import configuration, crash_in
@@ -63,7 +62,7 @@ def test_the_ends_of_a_large_text_stand_for_it(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("kind", ["text", "jsonl"])
 def test_a_run_on_a_pattern_knows_every_file(kind, tmp_path):
-    """One that is changed, new, lost or vanished is named; all of them may have moved or been renamed."""
+    """One that is changed, new, lost or vanished is named; all of them may have moved together."""
     suffix = "txt" if kind == "text" else kind
     (folder := tmp_path / "corpus").mkdir()
     for name in "abc":
@@ -76,27 +75,27 @@ def test_a_run_on_a_pattern_knows_every_file(kind, tmp_path):
     config.training.steps = 2
     run = train(config, tmp_path / "run").path
     known = Run.open(run).read_environment()["texts"]["data.path"]
-    assert [Path(each["file"]).name for each in known] == [f"{name}.{suffix}" for name in "abc"]
+    assert [*known] == [f"{name}.{suffix}" for name in "abc"]
     resume(run)
 
     b = folder / f"b.{suffix}"
     before = b.read_bytes()
     b.write_bytes(before[:-9] + before[-9:].upper())
-    message = rf"3 files .* 3, 1 lost, the first \S+b\.{suffix} of .* 1 new, .*/b\.{suffix}"
-    with pytest.raises(RunError, match=message):
+    first = rf"1 of its files differ; of the first, b\.{suffix}, it has [\d,]+ bytes .* that had [\d,]+ bytes"
+    with pytest.raises(RunError, match=first):
         resume(run)
     b.unlink()
-    with pytest.raises(RunError, match=rf"2 files instead of 3, 1 lost, the first .*/b\.{suffix} of [\d,]+ bytes"):
+    with pytest.raises(RunError, match=rf"of the first, b\.{suffix}, it has nothing, and that had"):
         resume(run)
     b.write_bytes(before)
     (folder / f"d.{suffix}").write_bytes(before + b" ")
-    with pytest.raises(RunError, match=rf"4 files instead of 3, 1 new, the first .*/d\.{suffix} of"):
+    with pytest.raises(RunError, match=rf"of the first, d\.{suffix}, it has .* and that had nothing"):
         resume(run)
     (folder / f"d.{suffix}").unlink()
     b.rename(folder / f"d.{suffix}")
-    with pytest.raises(RunError, match="3 files instead of 3, in another order"):
+    with pytest.raises(RunError, match="2 of its files differ"):
         resume(run)
-    (folder / f"d.{suffix}").rename(folder / f"b2.{suffix}")
+    (folder / f"d.{suffix}").rename(b)
     folder.rename(tmp_path / "moved")
     with pytest.raises(DataError, match=r"no file .*--resume .*run --data\.path FILE"):
         resume(run)
