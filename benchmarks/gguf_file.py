@@ -32,7 +32,7 @@ from glissando.mixers import AttentionConfig
 from glissando.mixers.rope import ROPE_BASE
 from glissando.model import LanguageModel
 from glissando.runs import Run, require_new
-from glissando.storage import publish_directory, write_atomic
+from glissando.storage import publishing, write_atomic
 
 FILE = "model.gguf"
 _LLAMA = "export with --to onnx, or train the preset transformer"
@@ -88,9 +88,7 @@ def export(model: LanguageModel, context: int, out: Path) -> Check:
     tokenizer = tokenizer_of(model)
     require_llama(model)
     vocabulary = vocabulary_of(tokenizer, model.config.vocab_size)
-    checks: list[Check] = []
-
-    def fill(folder: Path) -> None:
+    with publishing(out) as folder:
         write(model, vocabulary, tokenizer.eos_id, context, folder / FILE)
         reader = NumpyLlama(folder / FILE)
         found = check.compare(model, reader, reader.start, None, "Llama's equations in NumPy, from the file")
@@ -103,10 +101,7 @@ def export(model: LanguageModel, context: int, out: Path) -> Check:
         )
         checked = "\n## Checked\n\n" + "\n".join(f"    {line}" for line in found.lines()) + "\n"
         write_atomic(folder / "README.md", (heading + text + checked).encode())
-        checks.append(found)
-
-    publish_directory(out, fill)
-    return checks[0]
+        return found
 
 
 def require_llama(model: LanguageModel) -> None:

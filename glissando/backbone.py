@@ -305,19 +305,16 @@ class Backbone(nn.Module):
         Raises RunError, before anything is written, where there is something at `path` that may not be replaced.
         """
         from glissando.runs import Run, require_replaceable
-        from glissando.storage import publish_directory
+        from glissando.storage import publishing
 
         target, tokenizer = Path(path).expanduser(), getattr(self, "tokenizer", None)
         require_replaceable(target, overwrite)
-
-        def fill(folder: Path) -> None:
+        with publishing(target) as folder:
             run = Run.create(folder)
             if tokenizer is not None:
                 run.write_tokenizer(tokenizer)
             kind = {} if self._kind is None else {"kind": self._kind}
             run.write_model(self.state_dict(), kind | {"model": to_dict(self.config)})
-
-        publish_directory(target, fill)
 
     def num_parameters(self) -> int:
         """Number of parameters, frozen ones too; a tied head counts once, a complex number stored as a pair twice."""

@@ -63,7 +63,7 @@ def fetched(url: str) -> Path:
     folder = cache_dir("runs") / f"{_name(whole)}-{digest}"
     with in_turn(folder):
         if not folder.is_dir():
-            with publishing(folder) as new:
+            with publishing(folder, manifest=False) as new:
                 _copy(there, new, [checkpoint] if checkpoint else [])
     return folder / CHECKPOINTS / checkpoint if checkpoint else folder
 
@@ -144,7 +144,7 @@ def take_up(url: str) -> Path:
             return work
         if newest < 0:
             raise RunError(f"no run at {there.url} with a complete checkpoint to resume from")
-        with publishing(work.with_name(f"{work.name}.new")) as new:
+        with publishing(work.with_name(f"{work.name}.new"), manifest=False) as new:
             _copy(there, new, [], whole=True)
         if work.exists():
             aside = next(p for n in itertools.count(1) if not (p := work.with_name(f"{work.name}.{n}")).exists())

@@ -22,7 +22,7 @@ from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 
 from glissando.checkpoints import SHARDS
 from glissando.errors import RunError
-from glissando.storage import RETRAIN, publishing, write_manifest
+from glissando.storage import RETRAIN, publishing
 
 
 def publish_shards(target: Path, tensors: Mapping[str, Tensor], fill: Callable[[Path], None], group: Any) -> None:
@@ -47,7 +47,6 @@ def publish_shards(target: Path, tensors: Mapping[str, Tensor], fill: Callable[[
         _calling(lambda: dcp.save(dict(tensors), storage_writer=writer, planner=planner, process_group=group))
         if distributed.get_rank(group) == 0:
             fill(folder[0])
-            write_manifest(folder[0])
 
 
 def read_whole(checkpoint: Path, part: str) -> dict[str, Tensor]:

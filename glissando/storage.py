@@ -54,24 +54,21 @@ def write_atomic(path: str | Path, data: bytes | Callable[[BinaryIO], None]) -> 
             file.write(data)
 
 
-def publish_directory(target: str | Path, fill: Callable[[Path], None]) -> None:
-    """Makes `target` the directory that `fill(directory)` fills, complete with its manifest, or not at all.
-
-    Raises RunError if it cannot be written; other exceptions of `fill` pass through with a note. In both
-    cases what stood at `target` stands.
-    """
-    with publishing(target) as temporary:
-        fill(temporary)
-        write_manifest(temporary)
-
-
 @contextlib.contextmanager
-def publishing(target: str | Path) -> Iterator[Path]:
-    """As `publish_directory`: a directory that the block fills, its manifest too, and that becomes `target` then."""
+def publishing(target: str | Path, manifest: bool = True) -> Iterator[Path]:
+    """A directory that the block fills, and that becomes `target` then, complete with its manifest, or not at all.
+
+    manifest  whether it is written here, for all that the block has written
+
+    Raises RunError if it cannot be written; other exceptions of the block pass through with a note. In both cases what
+    stood at `target` stands.
+    """
     target = Path(target)
     temporary = _sibling(target, "tmp")
     with _keeping_the_old(target), _claimed(temporary):
         yield temporary
+        if manifest:
+            write_manifest(temporary)
         _sync_tree(temporary)
         _swap_in(temporary, target)
 

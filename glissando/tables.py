@@ -18,7 +18,7 @@ from glissando.config import from_dict, to_dict
 from glissando.errors import InputError, RunError
 from glissando.runs import Run, require_replaceable
 from glissando.series.history import nothing
-from glissando.storage import publish_directory
+from glissando.storage import publishing
 
 
 class TableModel(Backbone, ABC):
@@ -147,7 +147,8 @@ class TableRun:
         require_replaceable(target, overwrite)
         config = {"model": self.model.config, "data": self.data, "encoding": self.encoding}
         plain = {"kind": self.model._kind, **{name: to_dict(part) for name, part in config.items()}, **sections}
-        publish_directory(target, lambda folder: Run.create(folder).write_model(self.model.state_dict(), plain))
+        with publishing(target) as folder:
+            Run.create(folder).write_model(self.model.state_dict(), plain)
 
     def reading(self, options: Mapping[str, Any]) -> Self:
         """The same model, which reads tables by other `options` of the data."""

@@ -17,7 +17,7 @@ from glissando.errors import RunError
 from glissando.storage import (
     MANIFEST,
     load_tensors,
-    publish_directory,
+    publishing,
     read_json,
     save_tensors,
     verify_manifest,
@@ -85,10 +85,11 @@ import resource, sys, torch
 from pathlib import Path
 from typing import Any
 from glissando.errors import RunError
-from glissando.storage import publish_directory, save_tensors
+from glissando.storage import publishing, save_tensors
 resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))
 try:
-    publish_directory(sys.argv[1], lambda folder: save_tensors(folder / "t.safetensors", {"a": torch.zeros(100_000)}))
+    with publishing(sys.argv[1]) as directory:
+        save_tensors(directory / "t.safetensors", {"a": torch.zeros(100_000)})
 except RunError as error:
     print(error)
     sys.exit(7)
@@ -97,7 +98,8 @@ except RunError as error:
 
 def test_a_real_limit_leaves_the_old_directory(tmp_path):
     target = tmp_path / "step"
-    publish_directory(target, lambda directory: save_tensors(directory / "t.safetensors", {"a": torch.ones(3)}))
+    with publishing(target) as directory:
+        save_tensors(directory / "t.safetensors", {"a": torch.ones(3)})
     done = subprocess.run([sys.executable, "-c", LIMITED, str(target)], capture_output=True, text=True, check=False)
     assert done.returncode == 7, done.stderr
     assert "t.safetensors" in done.stdout
@@ -108,13 +110,11 @@ def test_a_real_limit_leaves_the_old_directory(tmp_path):
 
 
 def test_a_failed_fill_leaves_the_old_directory(tmp_path):
-    def fill(directory):
+    with publishing(tmp_path / "d") as directory:
+        write_atomic(directory / "a", b"old")
+    with pytest.raises(RunError, match=r"d: No space left.*old d is kept"), publishing(tmp_path / "d") as directory:  # noqa: PT012
         write_atomic(directory / "a", b"new")
         raise OSError(errno.ENOSPC, "full")
-
-    publish_directory(tmp_path / "d", lambda directory: write_atomic(directory / "a", b"old"))
-    with pytest.raises(RunError, match=r"d: No space left.*old d is kept"):
-        publish_directory(tmp_path / "d", fill)
     verify_manifest(tmp_path / "d")
     assert (tmp_path / "d" / "a").read_bytes() == b"old"
     assert os.listdir(tmp_path) == ["d"]
@@ -122,13 +122,15 @@ def test_a_failed_fill_leaves_the_old_directory(tmp_path):
 
 def test_publishing_replaces_the_whole_directory(tmp_path):
     for name in ("a", "b"):
-        publish_directory(tmp_path / "d", lambda directory, name=name: write_atomic(directory / name, b"x"))
+        with publishing(tmp_path / "d") as directory:
+            write_atomic(directory / name, b"x")
     assert sorted(os.listdir(tmp_path / "d")) == ["b", MANIFEST]
     assert os.listdir(tmp_path) == ["d"]
 
 
 def test_a_rename_that_fails_puts_the_old_directory_back(tmp_path, monkeypatch):
-    publish_directory(tmp_path / "d", lambda directory: write_atomic(directory / "a", b"old"))
+    with publishing(tmp_path / "d") as directory:
+        write_atomic(directory / "a", b"old")
     rename = os.rename
 
     def fail(source, destination):
@@ -137,8 +139,8 @@ def test_a_rename_that_fails_puts_the_old_directory_back(tmp_path, monkeypatch):
         rename(source, destination)
 
     monkeypatch.setattr(storage.os, "rename", fail)
-    with pytest.raises(RunError, match="old d is kept"):
-        publish_directory(tmp_path / "d", lambda directory: write_atomic(directory / "a", b"new"))
+    with pytest.raises(RunError, match="old d is kept"), publishing(tmp_path / "d") as directory:
+        write_atomic(directory / "a", b"new")
     assert (tmp_path / "d" / "a").read_bytes() == b"old"
 
 
@@ -194,7 +196,8 @@ def test_damage_is_named(tmp_path, damage, message):
 
 
 def test_every_flipped_bit_of_a_checkpoint_is_noticed(tmp_path):
-    publish_directory(tmp_path / "d", lambda directory: save_tensors(directory / "t.safetensors", {"a": torch.ones(4)}))
+    with publishing(tmp_path / "d") as directory:
+        save_tensors(directory / "t.safetensors", {"a": torch.ones(4)})
     for path in sorted((tmp_path / "d").iterdir()):
         content = path.read_bytes()
         for position in range(0, len(content), 13):

@@ -24,7 +24,7 @@ from glissando.mixers import MIXERS
 from glissando.model import LanguageModel
 from glissando.quantisation import Precision, matrices, reduced
 from glissando.runs import MODEL, Run, require_new
-from glissando.storage import publish_directory, write_atomic
+from glissando.storage import publishing, write_atomic
 
 #: tokens that a cache which grows holds by default
 CAPACITY = 1024
@@ -56,16 +56,11 @@ def export(model: LanguageModel, run: Run, kind: str, out: str | Path, capacity:
     require_new(out)
     if any(p.dtype != torch.float32 for p in model.parameters()):
         model = copy.deepcopy(model).float()
-    room, found = _capacity(model, kind, capacity), list[Check]()
-
-    def fill(folder: Path) -> None:
+    room = _capacity(model, kind, capacity)
+    with publishing(out) as folder:
         if kind in _PRECISIONS:
-            found.append(_write_run(model, run, kind, room, folder))
-        else:
-            found.append(_write_graphs(model, kind, room, folder))
-
-    publish_directory(out, fill)
-    return found[0]
+            return _write_run(model, run, kind, room, folder)
+        return _write_graphs(model, kind, room, folder)
 
 
 def _capacity(model: LanguageModel, kind: str, requested: int | None) -> int | None:

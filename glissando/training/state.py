@@ -29,7 +29,7 @@ from glissando.errors import RunError
 from glissando.kernels.precise import widest
 from glissando.runs import CONFIG
 from glissando.sharding import local, local_norms
-from glissando.storage import RETRAIN, load_tensors, publish_directory, read_json, save_tensors, verify_manifest
+from glissando.storage import RETRAIN, load_tensors, publishing, read_json, save_tensors, verify_manifest
 from glissando.training.optimizer import empty_state
 from glissando.training.task import Sums
 
@@ -116,7 +116,8 @@ class TrainState:
                 (directory / name).write_bytes(data)
 
         if group is None:
-            publish_directory(path, fill)
+            with publishing(path) as directory:
+                fill(directory)
             return
         from glissando.shards import publish_shards
 
