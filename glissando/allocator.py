@@ -11,6 +11,8 @@ import ctypes
 import functools
 import platform
 
+from glissando.precision import flush_subnormals
+
 #: glibc's malloc.h
 _M_TRIM_THRESHOLD, _M_TOP_PAD, _M_MMAP_MAX = -1, -2, -4
 
@@ -39,3 +41,14 @@ def return_freed_memory() -> None:
 @functools.cache
 def _glibc() -> ctypes.CDLL | None:
     return ctypes.CDLL(None) if platform.libc_ver()[0] == "glibc" else None
+
+
+def prepare_to_train() -> None:
+    """Keep freed memory in the process, and compute with subnormal numbers as 0.
+
+    It is for whoever owns the process, before its first thread starts: the commands call it. The library by itself
+    never keeps freed memory, and it flushes subnormal numbers only within a training. Neither changes what a model
+    computes beyond numbers below the smallest normal one.
+    """
+    keep_freed_memory()
+    flush_subnormals()

@@ -105,7 +105,7 @@ def test_large_blocks_are_kept_by_the_process():
     """In a process of its own: the tests' allocator stays as it is."""
     program = """
 import platform, resource, torch
-from glissando.process import prepare_to_train
+from glissando.allocator import prepare_to_train
 prepare_to_train()
 if platform.libc_ver()[0] != "glibc":
     raise SystemExit(77)

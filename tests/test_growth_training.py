@@ -14,6 +14,7 @@ from subjects import build, random_ids
 from torch import nn
 from training_runs import assert_same_tensors, configuration, curve, last_checkpoint, metrics, rewind, weights
 
+from glissando.checkpoints import saved_optimizer
 from glissando.config import from_dict
 from glissando.errors import ConfigError, RunError
 from glissando.growth import Growth, grow_by
@@ -23,7 +24,7 @@ from glissando.runs import OPTIMIZER, Run
 from glissando.training.config import AdamWOptions, OptimizerOptions, RunConfig
 from glissando.training.fit import resume, train
 from glissando.training.language_task import LanguageTask
-from glissando.training.moments import Moments, checkpoint_moments, read_moments
+from glissando.training.moments import Moments, read_moments
 from glissando.training.optimizer import optimizer_groups, put_optimizer_state, set_rates
 from glissando.training.shares import Share, shares
 
@@ -221,7 +222,7 @@ def test_what_a_grown_run_holds(small, tmp_path):
     grown = grow_run(small, tmp_path / "grown", Growth(width=2, layers=1))
     newest = Run(small).latest_checkpoint()
     assert newest is not None
-    before, after = checkpoint_moments(newest), read_moments(Run.open(grown.path))
+    before, after = saved_optimizer(newest), read_moments(Run.open(grown.path))
     assert before.keys() == after.keys()
     assert set(weights(grown.path)) - after.keys() == {n for n in weights(grown.path) if ".blocks.2." in n}
     name = "depth.blocks.0.mlp.down.weight"

@@ -7,7 +7,7 @@ import torch
 from tolerances import assert_close
 from training_runs import PLAIN, configuration
 
-from glissando.checkpoints import latest_checkpoint
+from glissando.checkpoints import latest_checkpoint, saved_optimizer
 from glissando.growth import Growth
 from glissando.growth.runs import grow_run
 from glissando.loading import load
@@ -15,7 +15,7 @@ from glissando.model import LanguageModel
 from glissando.runs import Run
 from glissando.training.config import MuonOptions
 from glissando.training.fit import train
-from glissando.training.moments import checkpoint_moments, read_moments
+from glissando.training.moments import read_moments
 from glissando.training.muon import Muon, growth_rate, orthogonal
 from glissando.training.optimizer import build_optimizer, put_optimizer_state, set_rates
 from glissando.training.shares import Share, remembered
@@ -109,7 +109,7 @@ def test_a_grown_model_moves_as_the_smaller_one_would_have(momentum, tmp_path, c
     logits = []
     newest = latest_checkpoint(run.path)
     for model, record, moments in (
-        (load(newest), {}, checkpoint_moments(newest)),
+        (load(newest), {}, saved_optimizer(newest)),
         (load(large.path), remembered(large), read_moments(large)),
     ):
         options = MuonOptions(learning_rate=1e-4, weight_decay=0.0)

@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import contextlib
-import itertools
 import os
 import signal
 import socket
 import subprocess
 import sys
 import time
-from concurrent.futures import ThreadPoolExecutor
-from datetime import timedelta
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from tolerances import assert_close
-from torch.distributed import TCPStore
 from training_runs import (
     PLAIN,
     assert_same_tensors,
@@ -30,9 +27,9 @@ from training_runs import (
     weights,
 )
 
-from glissando.errors import RunError, TrainingError
+from glissando.errors import ConfigError, RunError, TrainingError
 from glissando.stages import train_stages
-from glissando.training import launch, loop, rendezvous
+from glissando.training import launch, loop
 from glissando.training.fit import train
 
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run"]
@@ -101,35 +98,19 @@ def test_a_job_has_a_name_or_none(monkeypatch):
     assert launch.job() == "7"
 
 
-def agreed(store: TCPStore, order: tuple[int, ...]) -> list[str]:
-    """What processes that start in this order agree on, in one store with all that came before."""
-
-    def ask(rank: int) -> str:
-        time.sleep(0.1 * order.index(rank))
-        actual = TCPStore("127.0.0.1", store.port, is_master=False, timeout=timedelta(seconds=60))
-        return rendezvous.agree(actual, rank, len(order))
-
-    with ThreadPoolExecutor() as pool:
-        return [*pool.map(ask, order)]
-
-
-def test_each_start_agrees_on_a_name_of_its_own():
-    """Whatever starts before have left in torchrun's store, and in any order."""
-    store, names = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False), set[str]()
-    for order in itertools.permutations(range(3)):
-        store.queue_push(rendezvous.MESSAGES, "ask died-unanswered")
-        for name in names:
-            store.queue_push(rendezvous.MESSAGES, f"confirm {name}")
-        (name,) = set(agreed(store, order))
-        assert name not in names
-        names.add(name)
-
-
-@pytest.mark.parametrize("rank", [0, 1])
-def test_a_process_that_is_missing_is_named_by_an_error(rank):
-    store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=1))
-    with pytest.raises(TrainingError, match=f"process {rank} of the 2 "):
-        rendezvous.agree(store, rank, 2)
+@pytest.mark.parametrize(("restarts", "processes", "store", "refused"), [
+    ("3", "2", "True", True), ("0", "2", "True", False), ("3", "1", "True", False), ("3", "2", "False", False),
+])  # fmt: skip
+def test_a_store_with_addresses_of_dead_processes_is_refused(monkeypatch, restarts, processes, store, refused):
+    for name, value in {
+        "TORCHELASTIC_MAX_RESTARTS": restarts, "WORLD_SIZE": processes, "TORCHELASTIC_USE_AGENT_STORE": store,
+    }.items():  # fmt: skip
+        monkeypatch.setenv(name, value)
+    launched: list[bool] = []
+    fabric = SimpleNamespace(launch=lambda: launched.append(True))
+    with pytest.raises(ConfigError, match="DISABLE_SHARE_RDZV_TCP_STORE=1") if refused else contextlib.nullcontext():
+        launch.connect(fabric)
+    assert bool(launched) != refused
 
 
 #: the second process is killed before a step, and later the first in the middle of a checkpoint
@@ -175,10 +156,10 @@ def two_processes(folder: Path, nodes: int, program: str, values: dict) -> None:
     where += ["--rdzv-id=seven", f"--nnodes={nodes}", f"--nproc-per-node={2 // nodes}", "--max-restarts=8"]
     node = [*TORCHRUN, *where, str(script), str(folder), *options(values), f"--out={folder / 'run'}"]
     with contextlib.ExitStack() as stack:
-        started = []
+        started, several = [], environment() | {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
         for number in range(nodes):  # into files: nobody reads a pipe while both are waited for
             said = stack.enter_context((folder / f"node-{number}").open("w"))
-            started.append(subprocess.Popen(node, env=environment(), stdout=said, stderr=said))
+            started.append(subprocess.Popen(node, env=several, stdout=said, stderr=said))
             stack.callback(started[-1].kill)
         for number, each in enumerate(started):
             assert each.wait(timeout=500) == 0, (folder / f"node-{number}").read_text()[-3000:]
@@ -201,16 +182,16 @@ def test_two_nodes_on_one_machine_go_on_after_each_process_was_killed(tmp_path):
 KILLED_IN_WRITING = """
 import os, signal, sys
 from pathlib import Path
-from glissando import shards
+from glissando import shards, storage
 from glissando.checkpoints import latest_checkpoint
 from glissando.runs import Run
-from glissando.training import rendezvous
+from glissando.training import loop
 folder = Path(sys.argv.pop(1))
 def die_once(name):
     if not (folder / name).exists():
         (folder / name).touch()
         os.kill(os.getpid(), signal.SIGKILL)
-write_data, write_manifest, agree = shards.HuggingFaceStorageWriter.write_data, shards.write_manifest, rendezvous.agree
+write_data, write_manifest, connect = shards.HuggingFaceStorageWriter.write_data, storage.write_manifest, loop.connect
 def dying_after_shard(self, *args):
     done = write_data(self, *args)
     if "step-00000004" in str(self.path) and os.environ["RANK"] == "1":
@@ -218,17 +199,16 @@ def dying_after_shard(self, *args):
     if "step-00000006" in str(self.path) and os.environ["RANK"] == "0":
         die_once("first")
     return done
-def dying_before_manifest(directory):
+def dying_before_manifest(directory, names=None):
     if "step-00000008" in str(directory):
         die_once("publication")
-    write_manifest(directory)
-def dying_in_connecting(*args):
-    name = agree(*args)
+    write_manifest(directory, names)
+def dying_in_connecting(fabric):
     if (folder / "second").exists() and os.environ["RANK"] == "1":
         die_once("connecting")
-    return name
-shards.HuggingFaceStorageWriter.write_data, shards.write_manifest = dying_after_shard, dying_before_manifest
-rendezvous.agree = dying_in_connecting
+    connect(fabric)
+shards.HuggingFaceStorageWriter.write_data, storage.write_manifest = dying_after_shard, dying_before_manifest
+loop.connect = dying_in_connecting
 if os.environ["RANK"] == "0":
     newest = latest_checkpoint(folder / "run")
     with (folder / "starts").open("a") as file:

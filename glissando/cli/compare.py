@@ -40,8 +40,8 @@ def main(arguments: Sequence[str]) -> None:
     """Train what is missing, measure, and write the report."""
     options = parse(_parser(), arguments)
     comparison, cluster = _comparison(options), _cluster(options)
+    from glissando.allocator import prepare_to_train
     from glissando.compare.run import compare
-    from glissando.process import prepare_to_train
     from glissando.threads import threads_of
 
     prepare_to_train()

@@ -56,8 +56,8 @@ def train_on_table(options: Options, kind: Any, folder: str, usual: str, tables:
         usual: The preset where none is named.
         tables: Options that name the run's tables, which may have moved before it is resumed.
     """
+    from glissando.allocator import prepare_to_train
     from glissando.imports import imported
-    from glissando.process import prepare_to_train
     from glissando.threads import threads_of
     from glissando.training.config import MACHINE
     from glissando.training.fit import resume, train

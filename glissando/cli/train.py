@@ -66,7 +66,7 @@ def main(arguments: Sequence[str]) -> None:
     require_out(options, _OUT)
     if not config.stages:  # a stage may name its own
         config.require_text()
-    from glissando.process import prepare_to_train
+    from glissando.allocator import prepare_to_train
     from glissando.stages import train_stages
     from glissando.training.fit import train
 
@@ -186,7 +186,7 @@ def _resume(options: Options) -> None:
             f"{', --'.join(machine)}, and the new place of its texts, --{' and --'.join(_TEXTS)}; "
             f"got --{' --'.join(others)}. With another budget: glissando train --from {path} --out DIR"
         )
-    from glissando.process import prepare_to_train
+    from glissando.allocator import prepare_to_train
     from glissando.stages import STAGES
     from glissando.threads import threads_of
     from glissando.training.fit import resume

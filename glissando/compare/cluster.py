@@ -22,13 +22,13 @@ from typing import Any
 
 import torch
 
+from glissando.allocator import prepare_to_train
 from glissando.compare.log import Log
 from glissando.compare.plan import PLAN, Comparison, Job
 from glissando.compare.training import train_and_measure
 from glissando.config import from_dict
 from glissando.errors import ConfigError, GlissandoError, MissingExtraError, RunError, Stopped, TrainingError
 from glissando.imports import import_file, imported
-from glissando.process import prepare_to_train
 from glissando.training.config import RunConfig
 from glissando.training.stopping import Stopping
 

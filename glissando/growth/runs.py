@@ -8,6 +8,7 @@ from pathlib import Path
 
 import torch
 
+from glissando.checkpoints import saved_optimizer
 from glissando.config import to_dict
 from glissando.errors import ConfigError
 from glissando.growth import Grown, Growth, grow_by
@@ -16,7 +17,7 @@ from glissando.loading import load
 from glissando.model import LanguageModel
 from glissando.run_files import TEXTS
 from glissando.runs import Run
-from glissando.training.moments import POWERS, Moments, checkpoint_moments, read_moments, write_moments
+from glissando.training.moments import POWERS, Moments, read_moments, write_moments
 from glissando.training.shares import Share, held_shares, noted
 from glissando.widening import Grows
 
@@ -37,7 +38,7 @@ def grow_run(source: str | Path, out: str | Path, by: Growth) -> Run:
         )
     checkpoint = run.checkpoint or run.own_checkpoint()
     grown = grow_by(load(checkpoint or run.path), by)
-    moments = grow_moments(read_moments(run) if checkpoint is None else checkpoint_moments(checkpoint), grown)
+    moments = grow_moments(read_moments(run) if checkpoint is None else saved_optimizer(checkpoint), grown)
     if not moments:
         print(f"{source} has no optimizer state: the optimizer starts with an empty one", file=sys.stderr)
     before = run.read_config()

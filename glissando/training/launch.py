@@ -22,7 +22,6 @@ from glissando.fabric import ACCELERATOR_REGISTRY, Fabric, MisconfigurationExcep
 from glissando.precision import computes_bfloat16
 from glissando.sharding import shard
 from glissando.training.config import TrainingConfig
-from glissando.training.rendezvous import make_group
 
 _ASIDES = (".*available but not used.*", ".*Dynamo detected a call to a `functools.lru_cache`.*")
 
@@ -79,8 +78,17 @@ def build_fabric(training: TrainingConfig) -> Fabric:
 
 
 def connect(fabric: Fabric) -> None:
-    """Start the processes of `fabric`, or connect those that are started. Raises TrainingError if one is missing."""
-    make_group(fabric.device)
+    """Start the processes of `fabric`, or connect those that are started.
+
+    Raises ConfigError where torchrun, after a restart, would hand out addresses of processes that have died: they stay
+    in the store that it keeps over restarts, https://github.com/pytorch/pytorch/issues/135712.
+    """
+    restarts = int(os.environ.get("TORCHELASTIC_MAX_RESTARTS", 0)) * (int(os.environ.get("WORLD_SIZE", 1)) - 1)
+    if restarts and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
+        raise ConfigError(
+            "torchrun --max-restarts keeps addresses of processes that have died, which those of a restart would wait "
+            "for: give it a new store for each start, TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 torchrun ..."
+        )
     fabric.launch()
 
 

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from pathlib import Path
 
 from torch import Tensor
 
-from glissando.checkpoints import by_parameter, saved_optimizer
+from glissando.checkpoints import by_parameter
 from glissando.runs import OPTIMIZER, Run
 
 #: the optimizer's tensors of each parameter, by its names for them
@@ -15,18 +14,6 @@ Moments = dict[str, dict[str, Tensor]]
 
 #: of what power of the gradient a tensor is a mean
 POWERS = {"exp_avg": 1, "exp_avg_sq": 2, "momentum_buffer": 1}
-#: the number of gradients that AdamW has averaged
-_COUNT = "step"
-
-
-def checkpoint_moments(checkpoint: Path) -> Moments:
-    """Those of a checkpoint; none of another optimizer.
-
-    Raises RunError if it is damaged.
-    """
-    saved = saved_optimizer(checkpoint)
-    known = {*POWERS, _COUNT}
-    return saved if all(isinstance(own, dict) and known.issuperset(own) for own in saved.values()) else {}
 
 
 def optimizer_of(moments: Moments) -> str | None:
