@@ -78,7 +78,7 @@ class Registry(Generic[T]):
         self._classes: dict[str, Any] = {}
         self.options: dict[str, type] = {}
 
-    def register(self, name: str, options: type | None = None) -> Callable[[type[T]], type[T]]:
+    def register(self, name: str, options: type) -> Callable[[type[T]], type[T]]:
         """A decorator that registers a class under a name, so that configurations and the command line can use it.
 
         Args:
@@ -86,13 +86,8 @@ class Registry(Generic[T]):
             options: Dataclass of its options. The class is built with an instance of it as its last argument.
 
         Raises:
-            ConfigError: Another class has the name, or `options` is missing or not a dataclass.
+            ConfigError: Another class has the name, or `options` is not a dataclass.
         """
-        if options is None:
-            raise ConfigError(
-                f"a {self.what} is registered with a name and the dataclass of its options, which may have no fields: "
-                f'@glissando.register_{self.what}("name", Options); got {name!r} alone'
-            )
 
         def add(cls: type[T]) -> type[T]:
             self.add(name, options, cls)

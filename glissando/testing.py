@@ -13,29 +13,20 @@ runs every law on the class in float64 and raises LawError, an AssertionError, t
                 `held`; where it is `impulse`, a token with dt = 0 changes what follows, and the time before the first
                 token changes nothing. The split law and the batch law hold with uneven dt, and for its gradient
     parameters  every parameter gets a gradient; a model's state_dict restores the function
-
-    with glissando.testing.no_float64():
-        ...
-
-has the CPU stand in for a device without float64, such as Apple's GPUs.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from itertools import pairwise
 from typing import Any, get_args
 
 import torch
 from torch import Tensor, nn
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
 from glissando.config import to_dict
 from glissando.depth import DEPTHS, Depth
 from glissando.errors import ConfigError
-from glissando.kernels.precise import standing_in
 from glissando.mixers import Context, Mixer, Signal
 from glissando.model import LanguageModel, ModelConfig
 from glissando.state import State, leaves, map_state, select_rows
@@ -46,24 +37,6 @@ TOLERANCE = 1e-9
 
 class LawError(AssertionError):
     """A law of the contract that a mixer or a depth does not obey."""
-
-
-@contextmanager
-def no_float64() -> Iterator[None]:
-    """The CPU is a device without float64 meanwhile: operations take the forms for such devices, Numba's kernels, which
-    sum in float64, do not run, and PyTorch raises TypeError for any tensor of float64 or complex128."""
-    with standing_in("cpu"), _Float64Raises():
-        yield
-
-
-class _Float64Raises(TorchDispatchMode):
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        result = func(*args, **(kwargs or {}))
-        for each in tree_leaves((args, kwargs, result)):
-            dtype = each.dtype if isinstance(each, Tensor) else each
-            if dtype in (torch.float64, torch.complex128):
-                raise TypeError(f"{func}: {dtype} on a device that stands in for one without float64")
-        return result
 
 
 def check_mixer(mixer: type[Mixer] | Mixer, config: Any = None, *, hidden_size: int = 16, seed: int = 0) -> None:

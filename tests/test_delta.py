@@ -13,9 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tolerances import TOLERANCE, assert_close, assert_tensors_close
 from torch import Tensor
+from without_float64 import standing_in
 
 from glissando.errors import ConfigError, InputError, UnknownNameError
-from glissando.kernels.precise import standing_in
 from glissando.mixers import Context, ContextError, Delta, DeltaConfig
 from glissando.mixers.delta.scan import delta_rule
 from glissando.testing import check_mixer

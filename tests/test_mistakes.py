@@ -81,11 +81,6 @@ def test_what_a_mixer_returns(broken: str, got: str, monkeypatch: pytest.MonkeyP
         model_of_looping()(torch.zeros(2, 4, dtype=torch.int64))
 
 
-def test_a_mixer_is_registered_with_options():
-    with pytest.raises(ConfigError, match=r'@glissando\.register_mixer\("name", Options\); got \'plain\' alone'):
-        register_mixer("plain")
-
-
 def test_a_mixer_that_cannot_be_traced_is_named(tmp_path):
     model = model_of_looping()
     model.save(tmp_path / "run")

@@ -9,12 +9,12 @@ import torch
 from subjects import CASES, build, ragged, random_ids
 from test_laws import gradients, in_pieces
 from tolerances import assert_close, assert_tensors_close
+from without_float64 import no_float64
 
 from glissando.kernels import precise
 from glissando.kernels.rope import rotation
 from glissando.mixers.spectral.phase_gate import phases
 from glissando.state import leaves
-from glissando.testing import no_float64
 
 #: one of each form for such devices: these run every time, the others with the slow ones
 QUICK = (

@@ -14,7 +14,7 @@ from training_runs import text_file
 
 from glissando.cli.evaluate import main as evaluate
 from glissando.errors import ConfigError, DataError, RunError
-from glissando.evaluation.diagnostics import Diagnostics, gather, recording, write
+from glissando.evaluation.diagnostics import diagnose, write
 from glissando.evaluation.time_constants import (
     compare_patterns,
     pattern_table,
@@ -160,17 +160,6 @@ def test_patterns_in_the_place_of_embeddings():
 # ---------------------------------------------------------------------- diagnostics
 
 
-def recorded(model: LanguageModel, *pieces: list[int], dt: torch.Tensor | None = None) -> Diagnostics:
-    """Diagnostics of a text that is read in pieces."""
-    state, at = model.init_state(1), 0
-    with torch.no_grad(), recording(model) as calls:
-        for piece in pieces:
-            times = None if dt is None else dt[:, at : at + len(piece)]
-            _, state = model(torch.tensor([piece]), state, dt=times)
-            at += len(piece)
-    return gather(model, calls)
-
-
 @pytest.mark.parametrize(
     "options",
     [
@@ -183,74 +172,63 @@ def recorded(model: LanguageModel, *pieces: list[int], dt: torch.Tensor | None =
     ],
     ids=["published", "dense", "alternating"],
 )
-def test_diagnostics_of_a_whole_and_of_its_tokens_one_by_one(options):
+def test_diagnostics_have_a_row_for_each_liquid_layer(options):
     model, ids = language_model(**options), [5, 9, 200, 31, 7, 7]
-    whole, single = recorded(model, ids), recorded(model, ids[:3], *([i] for i in ids[3:]))
-    assert whole.ids == single.ids == ids
+    whole = diagnose(model, ids)
+    assert whole.ids == ids
     assert whole.layers == ([2, 3, 5, 6] if isinstance(options["mixer"], list) else [1, 2])
     assert ("mean_gate" in whole.columns) == ("mean_gate" in options.get("depth", {}))
-    for name, column in whole.columns.items():
-        assert_close(single.columns[name], column, name)
+    assert {column.shape for column in whole.columns.values()} == {(len(whole.layers), 6)}
     assert_close(whole.columns["tau"], time_constants(model, torch.tensor([ids]))[:, 0], "tau")
 
 
 def test_diagnostics_are_those_of_the_equations():
-    model, ids, dt = (
-        language_model(
-            depth={"layers": 1, "mean_gate": True}, mixer={"kind": "liquid", "layer": "published", "adaptation": 0.5}
-        ),
-        [3, 250, 17, 4],
-        torch.rand(1, 4).double(),
-    )
+    published = {"kind": "liquid", "layer": "published", "adaptation": 0.5}
+    model, ids = language_model(depth={"layers": 1, "mean_gate": True}, mixer=published), [3, 250, 17, 4]
     block = model.depth.blocks[0]
-    found, states = recorded(model, ids, dt=dt), []
+    found, states = diagnose(model, ids), []
     state = model.init_state(1)
     with torch.no_grad():
-        for t, token in enumerate(ids):
-            _, state = model(torch.tensor([[token]]), state, dt=dt[:, t : t + 1])
+        for token in ids:
+            _, state = model(torch.tensor([[token]]), state)
             states.append(state.depth[0][0].mixer.x[0])
         x = torch.stack(states)
         mean = model.depth.gate(
-            block(model.embedding(torch.tensor([ids])), None, Context(dt=dt))[0] - model.embedding(torch.tensor([ids])),
+            block(model.embedding(torch.tensor([ids])), None, Context())[0] - model.embedding(torch.tensor([ids])),
             None,
-            Context(dt=dt),
+            Context(),
         )[0]
         expected = {
             "state_norm": x.norm(dim=-1),
             "gate": block.mixer.layer.gate(x).squeeze(-1),
-            "dt": dt[0],
+            "dt": torch.ones(4).double(),
             "mean_gate": mean[0, :, 0],
             "adaptation_rate": torch.full((4,), 0.5).double(),
         }
     for name, values in expected.items():
         assert_close(found.columns[name][0], values, name, 1e-6 if name == "adaptation_rate" else None)
     plain = language_model(depth={"layers": 1})
-    with torch.no_grad(), recording(plain) as calls:
-        plain(torch.tensor([ids]))
+    with torch.no_grad():
         given = []
         handle = plain.depth.blocks[0].mixer.register_forward_pre_hook(lambda _, args: given.append(args[0]))
         plain(torch.tensor([ids]))
         handle.remove()
     gate = plain.depth.blocks[0].mixer.layer.project(given[0])[..., -8:].detach()
-    assert_close(gather(plain, calls[:1]).columns["gate"][0], (gate * gate.sigmoid()).mean(-1)[0], "silu gate")
+    assert_close(diagnose(plain, ids).columns["gate"][0], (gate * gate.sigmoid()).mean(-1)[0], "silu gate")
 
 
 def test_diagnostics_leave_nothing_behind():
-    model, ids = language_model(), torch.zeros(1, 3, dtype=torch.int64)
-    with recording(model) as calls:
-        model(ids)
-    model(ids)
-    assert len(calls) == 1
-    with pytest.raises(ValueError, match="of one text"):
-        gather(model, [])
-    with pytest.raises(ValueError, match="no liquid mixer"), recording(language_model(mixer="attention")):
-        pass
+    model = language_model(depth={"layers": 1, "mean_gate": True})
+    diagnose(model, [0, 1])
+    assert not any(each._forward_hooks or each._forward_pre_hooks for each in model.modules())
+    with pytest.raises(ValueError, match="no liquid mixer"):
+        diagnose(language_model(mixer="attention"), [0])
 
 
 def test_the_table_has_a_line_for_each_token_and_layer(tmp_path):
     model = language_model()
     ids = model.tokenizer.encode('a,\n"')
-    found = recorded(model, ids)
+    found = diagnose(model, ids)
     files = write(model, found, tmp_path)
     assert [file.name for file in files] == ["diagnostics.csv", "diagnostics.png"]
     assert files[1].read_bytes()[:4] == PNG

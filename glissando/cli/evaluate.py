@@ -157,23 +157,19 @@ def _require_same_lines(requested: dict[str, Any], trained: dict[str, Any]) -> N
 
 def _diagnostics(model: LanguageModel, corpus: Corpus, options: Options) -> None:
     """Every quantity of every token, and what patterns over time do to tau."""
-    import torch
-
     from glissando.evaluation import time_constants as tau
-    from glissando.evaluation.diagnostics import gather, recording, write
-    from glissando.generation import computing, tokens_left
+    from glissando.evaluation.diagnostics import diagnose, write
+    from glissando.generation import tokens_left
 
     assert model.tokenizer is not None
-    folder, device = Path(options.diagnostics).expanduser(), model.embedding.weight.device
+    folder = Path(options.diagnostics).expanduser()
     folder.mkdir(parents=True, exist_ok=True)
     if options.prompt is None:
         batch = next(iter(corpus.batches("valid")))
         text = (batch.ids.flatten() if batch.mask is None else batch.ids[batch.mask]).tolist()[:_DRAWN]
     else:
         text = model.tokenizer.encode(options.prompt)
-    with computing(model), recording(model) as calls:
-        model(torch.tensor([text], device=device))
-    files = write(model, gather(model, calls), folder)
+    files = write(model, diagnose(model, text), folder)
     rows = tau.compare_patterns(model, tau.signals(model), length=min(tau.LENGTH, tokens_left(model, 1)))
     print(f"in the place of embeddings, with their means and deviations:\n{tau.pattern_table(rows)}", file=sys.stderr)
     for file in files:

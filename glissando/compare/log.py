@@ -5,7 +5,6 @@ from __future__ import annotations
 import signal
 import sys
 import time
-from collections import deque
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TextIO
@@ -50,18 +49,12 @@ class JobProgress(Progress):
     def __init__(self, log: Log, title: str) -> None:
         super().__init__(log.kept)
         self.log, self.title = log, title
-        self._warnings = deque[str]()  # of the thread that saves; the log belongs to the one that trains
 
     def warning(self, line: str) -> None:
-        self._warnings.append(line)
-
-    def _show_warnings(self) -> None:
-        while self._warnings:
-            self.log.print(f"{self.title}: {self._warnings.popleft()}")
+        self.log.print(f"{self.title}: {line}")
 
     def after_step(self, loop: Loop) -> None:
         """Stop as a signal would make it, with everything saved."""
-        self._show_warnings()
         if self.log.stop_asked():
             loop.stopping.asked = signal.SIGINT
             loop.ask_to_stop()
@@ -69,10 +62,6 @@ class JobProgress(Progress):
     def logged(self, loop: Loop) -> None:
         super().logged(loop)
         self.log.status(f"{self.title}: {100 * loop.budget.share:.0f} %, {self.line(loop)}")
-
-    def close(self) -> None:
-        super().close()
-        self._show_warnings()
 
 
 def aligned(rows: Sequence[Sequence[str]]) -> list[str]:

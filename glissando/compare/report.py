@@ -20,8 +20,6 @@ from glissando.storage import write_atomic
 
 #: a time is marked as noisy where the slowest measurement took so many times the fastest
 NOISY = 1.5
-#: characters of a sample that are shown before it is unfolded
-_SHOWN = 260
 
 HTML, MARKDOWN = "report.html", "report.md"
 
@@ -66,8 +64,7 @@ class Entry(NamedTuple):
     bar: float
     low: float
     high: float
-    begins: str  # of the sample
-    goes_on: str
+    text: str  # the sample
 
 
 def ranked(results: Sequence[ModelResult]) -> list[ModelResult]:
@@ -93,16 +90,15 @@ def headline(comparison: Comparison, results: Sequence[ModelResult]) -> str:
 
 
 def entries(results: Sequence[ModelResult]) -> list[Entry]:
-    """The ranking, each with the beginning of what it writes."""
+    """The ranking, each with what it writes."""
     ranking, widest = [], extent(results)
     for result in ranked(results):
         bits, text = result.bits, str(_sample(result)["text"]).strip()
         assert bits is not None
-        at = len(text) if len(text) <= _SHOWN else text.rfind(" ", 0, _SHOWN) if " " in text[:_SHOWN] else _SHOWN
         interval = "" if bits.low == bits.high else f"{bits.low:.3f} to {bits.high:.3f}"
         bar, low, high = [100 * value / widest for value in (bits.value, bits.low, bits.high)]
         colour = colour_name(list(results).index(result))
-        ranking.append(Entry(result.model, colour, f"{bits.value:.3f}", interval, bar, low, high, text[:at], text[at:]))
+        ranking.append(Entry(result.model, colour, f"{bits.value:.3f}", interval, bar, low, high, text))
     return ranking
 
 

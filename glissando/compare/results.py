@@ -34,12 +34,11 @@ _RESAMPLES = 2000
 
 
 class Estimate(NamedTuple):
-    """A mean over seeds, its 95 % interval, and each seed's own value."""
+    """A mean over seeds and its 95 % interval."""
 
     value: float
     low: float
     high: float
-    seeds: tuple[float, ...] = ()
 
 
 class Finished(NamedTuple):
@@ -148,7 +147,7 @@ def estimate(above: np.ndarray, below: np.ndarray) -> Estimate:
     """Mean over seeds of sum(above) / sum(below), above and below (S, R)."""
     each = _ratios((above, below))
     low, high = _interval(_drawn([(above, below)])[0], *_error(each))
-    return Estimate(float(each.mean()), low, high, tuple(each.tolist()))
+    return Estimate(float(each.mean()), low, high)
 
 
 def difference(a: Sums, b: Sums) -> Estimate:

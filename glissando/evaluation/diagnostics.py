@@ -1,4 +1,4 @@
-"""What a liquid model does with each token, layer by layer: a table and a picture, of a text or while one is written.
+"""What a liquid model does with each token, layer by layer: a table and a picture.
 
 The quantities are those that the publication returns with `return_diagnostics`: time constants, time step, norm of the
 state, adaptation rate, the gate of a layer by its state and the gate by a running mean. Its time step is a substep
@@ -7,10 +7,9 @@ chosen for stability; a step is exact here, so that `dt` is the time that the to
 
 from __future__ import annotations
 
-import contextlib
 import csv
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -19,12 +18,14 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from glissando.data.tokenizers import Tokenizer
+from glissando.decoding import computing
 from glissando.depth.mean_gate import MeanGate
 from glissando.evaluation.figures import figure_and_axes
 from glissando.evaluation.layers import layer_numbers
+from glissando.evaluation.observe import show
 from glissando.evaluation.time_constants import liquid_mixers
-from glissando.mixers import EMPTY, Context
-from glissando.mixers.liquid import Liquid, LiquidState, Published
+from glissando.mixers import Context
+from glissando.mixers.liquid import Liquid, Published
 from glissando.model import LanguageModel
 
 TABLE, PICTURE = "diagnostics.csv", "diagnostics.png"
@@ -35,53 +36,42 @@ _LOGARITHMIC = ("tau", "state_norm")
 _LABELLED = 120
 
 
-class Call(NamedTuple):
-    """What one call of a model read, and what its liquid mixers did with it, in their order: columns (B, T)."""
+class Diagnostics(NamedTuple):
+    """ids (T,) that were read, the numbers of the liquid layers, and columns (L, T)."""
 
-    ids: Tensor
-    layers: list[dict[str, Tensor]]
+    ids: list[int]
+    layers: list[int]
+    columns: dict[str, Tensor]
 
 
-@contextlib.contextmanager
-def recording(model: LanguageModel) -> Iterator[list[Call]]:
-    """The calls of `model` while the context lasts, whether of whole texts or of a token behind a state.
-
-    Raises ValueError for a model without a liquid mixer.
-    """
-    mixers, calls = liquid_mixers(model), list[Call]()
+def diagnose(model: LanguageModel, ids: list[int]) -> Diagnostics:
+    """What the model's liquid mixers do with a text. Raises ValueError for a model without a liquid mixer."""
+    mixers, layers = liquid_mixers(model), list[dict[str, Tensor]]()
     if not mixers:
         raise ValueError("this model has no liquid mixer, of which diagnostics are")
 
-    def begin(module: Any, args: tuple[Tensor], embedded: Tensor) -> None:
-        calls.append(Call(args[0], []))
-
-    def note(mixer: Any, args: tuple[Any, ...], keywords: dict[str, Any]) -> None:
-        calls[-1].layers.append(_measure(mixer, *args, **keywords))
+    def note(mixer: Any, x: Tensor, ctx: Context) -> None:
+        layers.append(_measure(mixer, x, ctx))
 
     def note_gate(module: Any, args: tuple[Any, ...], returned: tuple[Tensor, Any]) -> None:
-        if calls[-1].layers:  # of a block with another mixer otherwise
-            calls[-1].layers[-1].setdefault("mean_gate", returned[0].squeeze(-1))
+        if layers:  # of a block with another mixer otherwise
+            layers[-1].setdefault("mean_gate", returned[0].squeeze(-1))
 
     gates = [module for module in model.modules() if isinstance(module, MeanGate)]
-    handles = [
-        model.embedding.register_forward_hook(begin),
-        *(mixer.register_forward_pre_hook(note, with_kwargs=True) for mixer in mixers),
-        *(gate.register_forward_hook(note_gate) for gate in gates),
-    ]
+    handles = [gate.register_forward_hook(note_gate) for gate in gates]
     try:
-        yield calls
+        with computing(model):
+            show(model, mixers, note, torch.tensor([ids], device=model.embedding.weight.device))
     finally:
         for handle in handles:
             handle.remove()
+    columns = {name: torch.cat([layer[name] for layer in layers]).cpu().double() for name in layers[0]}
+    return Diagnostics(ids, layer_numbers(model, Liquid, len(layers)), columns)
 
 
-@torch.no_grad()
-def _measure(
-    mixer: Liquid, x: Tensor, state: LiquidState | None = None, ctx: Context | None = None
-) -> dict[str, Tensor]:
-    """Columns (B, T) of a mixer that is given x behind `state`."""
-    ctx = ctx or EMPTY
-    inputs, before = mixer.layer.inputs(x), (state or mixer.init_state(len(x), x.device)).x
+def _measure(mixer: Liquid, x: Tensor, ctx: Context) -> dict[str, Tensor]:
+    """Columns (1, T) of a mixer that is given x behind an empty state."""
+    inputs, before = mixer.layer.inputs(x), mixer.init_state(len(x), x.device).x
     states = mixer.dynamics(inputs, before, ctx.dt)
     tau = mixer.dynamics.time_constants(inputs, before, ctx.dt)
     low, median, high = tau.quantile(tau.new_tensor([0.05, 0.5, 0.95]), -1).unbind()
@@ -93,33 +83,11 @@ def _measure(
         "tau_p05": low,
         "tau": median,
         "tau_p95": high,
-        "dt": torch.ones_like(median) if ctx.dt is None else ctx.dt,
+        "dt": torch.ones_like(median),
         "state_norm": states.norm(dim=-1),
         "adaptation_rate": mixer.dynamics.adaptations().mean().expand_as(median),
         "gate": gate,
     }
-
-
-class Diagnostics(NamedTuple):
-    """ids (T,) that were read, the numbers of the liquid layers, and columns (L, T)."""
-
-    ids: list[int]
-    layers: list[int]
-    columns: dict[str, Tensor]
-
-
-def gather(model: LanguageModel, calls: list[Call]) -> Diagnostics:
-    """The calls of one text, one after the other. Raises ValueError for none, and for several rows."""
-    if not calls or any(len(call.ids) != 1 for call in calls):
-        raise ValueError("diagnostics are of one text: record calls of one row")
-    count = len(calls[0].layers)
-    columns = {
-        name: torch.stack([torch.cat([call.layers[i][name][0] for call in calls]) for i in range(count)]).cpu().double()
-        for name in calls[0].layers[0]
-    }
-    return Diagnostics(
-        torch.cat([call.ids[0] for call in calls]).tolist(), layer_numbers(model, Liquid, count), columns
-    )
 
 
 def write(model: LanguageModel, found: Diagnostics, folder: Path) -> list[Path]:

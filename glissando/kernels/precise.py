@@ -7,8 +7,7 @@ computed on the CPU and taken modulo a full turn: they are exact to float32's ro
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -25,19 +24,6 @@ def has_float64(device: torch.device | str) -> bool:
     if device.type == "xpu" and "xpu" not in _WITHOUT:
         return bool(torch.xpu.get_device_properties(device).has_fp64)
     return device.type not in _WITHOUT
-
-
-@contextmanager
-def standing_in(device_type: str) -> Iterator[None]:
-    """Devices of this type count as without float64 meanwhile, in every thread: for tests."""
-    if device_type in _WITHOUT:
-        yield
-        return
-    _WITHOUT.add(device_type)
-    try:
-        yield
-    finally:
-        _WITHOUT.discard(device_type)
 
 
 def widest(device: torch.device | str) -> torch.dtype:
