@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 
 from glissando.cli.inference import add_model_options, open_model, require_step
 from glissando.cli.options import Options, choose_threads, named_values, number, parse, parser_for, whole
-from glissando.cli.starting import without_collections
 from glissando.errors import ConfigError, DataError, RunError
 
 if TYPE_CHECKING:
@@ -45,8 +44,7 @@ def main(arguments: Sequence[str]) -> None:
         "--load_state", metavar="FILE", help="continue the text exactly where it stopped; --prompt is appended first"
     )
     add_model_options(parser, "weights", "step", "lookup")
-    with without_collections():
-        options = parse(parser, arguments)
+    options = parse(parser, arguments)
     if options.max_tokens < 1:
         raise ConfigError(f"--max_tokens must be at least 1, got {options.max_tokens}")
     _take_prompts(options)
@@ -88,25 +86,23 @@ def _check_states(o: Options) -> None:
 
 
 def _write(o: Options) -> None:
-    with without_collections():
-        from glissando.generation import Sampling, control_values, generate
-        from glissando.text_row import visible
+    from glissando.generation import Sampling, control_values, generate
+    from glissando.text_row import visible
 
     seed = random.randrange(2**32) if o.seed is None else o.seed
     Sampling(o.temperature, o.top_k, o.top_p, seed)
     control = None if o.control is None else named_values(o.control)
-    with without_collections():
-        model = open_model(o, o.run)
-        if control is not None:  # a wrong name is an error before anything is compiled
-            control_values(model, control)
-            for name, value in control.items():
-                if abs(value) > 1:
-                    print(f"{name}={value:g} is outside -1 to 1, where this model was trained.", file=sys.stderr)
-        compiled = require_step(o, model)
-        # A text that goes on in another process is to have the same bits there; and where PyTorch reads no more than a
-        # short prompt, measuring takes longer than a second thread could save.
-        one_thread = o.save_state is not None or o.load_state is not None or (compiled and _is_short(o.prompt, model))
-        choose_threads(o, len(o.prompt), model.config.hidden_size, 1 if one_thread else None)
+    model = open_model(o, o.run)
+    if control is not None:  # a wrong name is an error before anything is compiled
+        control_values(model, control)
+        for name, value in control.items():
+            if abs(value) > 1:
+                print(f"{name}={value:g} is outside -1 to 1, where this model was trained.", file=sys.stderr)
+    compiled = require_step(o, model)
+    # A text that goes on in another process is to have the same bits there; and where PyTorch reads no more than a
+    # short prompt, measuring takes longer than a second thread could save.
+    one_thread = o.save_state is not None or o.load_state is not None or (compiled and _is_short(o.prompt, model))
+    choose_threads(o, len(o.prompt), model.config.hidden_size, 1 if one_thread else None)
     # A terminal obeys control characters, which an untrained model writes freely; a file gets what was written.
     shown = visible if sys.stdout.isatty() else str
     keywords: dict[str, Any] = {

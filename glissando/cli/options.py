@@ -21,12 +21,10 @@ from glissando.errors import ConfigError, RunError, nearest
 class Options(argparse.Namespace):
     """Parsed options by name.
 
-    texts     dotted options as they were typed
-    sections  the same, nested and ready for `merge`
+    sections  dotted options, nested and ready for `merge`
     given     names of all options that were given
     """
 
-    texts: dict[str, str]
     sections: dict[str, Any]
     given: list[str]
 
@@ -83,7 +81,7 @@ def parse(parser: Parser, arguments: Sequence[str]) -> Options:
     plain, texts, given = _split(parser, arguments)
     _show_help(parser, plain)
     options = parser.parse_args(plain, Options())
-    options.texts, options.given = texts, given
+    options.given = given
     _import(getattr(options, "imports", ()))
     values = {}
     # A section as a whole, or its kind, comes before what is changed inside it.

@@ -13,7 +13,6 @@ from typing import Any
 
 from glissando.cli.inference import add_model_options, open_model, require_step
 from glissando.cli.options import Options, choose_threads, parse, parser_for, whole
-from glissando.cli.starting import without_collections
 from glissando.errors import ConfigError, GlissandoError, MissingExtraError
 
 EXAMPLE = "glissando serve runs/first --port 8000"
@@ -128,8 +127,7 @@ def missing(error: ModuleNotFoundError) -> MissingExtraError:
 
 def serve(o: Options) -> None:
     """Open the runs and listen. Raises MissingExtraError without the packages, RunError for what is no run."""
-    with without_collections():
-        server = _server(o)
+    server = _server(o)
     listen(server.config(host=o.host, port=o.port), ", ".join(_named(o)), server.runner.close, ABOUT, o.open)
 
 

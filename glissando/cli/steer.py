@@ -197,8 +197,7 @@ def table(figures: dict[str, Any]) -> str:
         last = "-" if math.isnan(base) else f"{base:.4f}"
         lines.append(f"  {u:6.2f}   {mean:10.3f}   {evidence:8.1%}   {bits:13.4f}   {ratio:10.4f}   {last:>8}")
     if "sets" in f:
-        titles = [f"{kind}P({each['name']})" for kind in ("", "normalised ") for each in f["sets"]]
-        by_set = [each[kind] for kind in ("probability", "normalised") for each in f["sets"]]
+        titles, by_set = zip(*((f"P({each['name']})", each["probability"]) for each in f["sets"]), strict=True)
         lines.append("       u   " + "   ".join(f"{title:>10}" for title in titles))
         for u, *row in zip(f["u"], *by_set, strict=True):
             cells = (f"{value:{max(len(title), 10)}.4g}" for title, value in zip(titles, row, strict=True))

@@ -128,7 +128,6 @@ def serve_table(options: Options, run: Any, what: str) -> None:
         what: Is sent to the server, for people.
     """
     from glissando.cli.serve import access, listen, missing, size_of
-    from glissando.cli.starting import without_collections
 
     try:
         from glissando.serving.tables import server_of
@@ -139,8 +138,7 @@ def serve_table(options: Options, run: Any, what: str) -> None:
     memory = size_of(options.memory)
     keys, hosts = access(options.host, options.api_key_file)
     choose_threads(options, *USUAL)
-    with without_collections():
-        name = Path(options.run).resolve().name
-        server = server_of(run.open(options.run), name, memory=memory, api_key=keys, hosts=hosts)
+    name = Path(options.run).resolve().name
+    server = server_of(run.open(options.run), name, memory=memory, api_key=keys, hosts=hosts)
     about = f"POST {what} to /v1/observe; GET /v1/series describes them"
     listen(server.config(host=options.host, port=options.port), server.name, server.close, about)

@@ -22,7 +22,7 @@ import torch
 
 from glissando.compare.models import Given, read_models
 from glissando.compare.probes import PROBES
-from glissando.config import from_dict, hints_of, merge, to_dict
+from glissando.config import from_dict, merge, to_dict
 from glissando.data.base import Corpus
 from glissando.data.corpora import (
     CORPORA,
@@ -145,7 +145,7 @@ class Comparison:
             raise ConfigError("name the models to compare: glissando compare transformer-nano liquid-ssm-nano ...")
         self._check_numbers()
         self._plan()
-        if "learning_rate" in self._changes("training").get("optimizer", {}):
+        if "learning_rate" in merge(TrainingConfig, self.training).get("optimizer", {}):
             raise ConfigError("the learning rate is given by --learning_rates (one value: no sweep)")
         if budgets := set(BUDGETS) & set(self.training):
             raise ConfigError(f"training.{min(budgets)} is given by --budget, such as --budget {min(budgets)}=1000")
@@ -290,9 +290,6 @@ class Comparison:
     def shared_data(self) -> dict[str, Any]:
         """The first model's data options with the requested changes; stories where it names no corpus."""
         return merge(CORPORA.section(), self.models[self.names[0]].get("data", {}), self.data)
-
-    def _changes(self, section: str) -> dict[str, Any]:
-        return merge(hints_of(RunConfig)[section], getattr(self, section))
 
     # ------------------------------------------------------------------ on disk
 

@@ -50,16 +50,14 @@ class WordSweep(Sweep):
         return f"({first} - {second}) / ({first} + {second})"
 
     def as_dict(self) -> dict[str, Any]:
-        """As of a sweep, and each set's mean probability over the prompts, raw and over the sum of the two."""
-        means = self.means()
+        """As of a sweep, and each set's mean probability over the prompts."""
         sets = [
             {
                 "name": each.name,
                 "words": list(each.words),
                 "probability": raw.mean(-1).tolist(),
-                "normalised": ((1 + sign * means) / 2).tolist(),
             }
-            for each, raw, sign in zip(self.sets, self.probabilities, (1, -1), strict=True)
+            for each, raw in zip(self.sets, self.probabilities, strict=True)
         ]
         return super().as_dict() | {"measure": self.measure, "sets": sets}
 
