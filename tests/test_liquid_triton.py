@@ -146,18 +146,16 @@ def test_a_mixer_in_bfloat16(monkeypatch):
 
 
 def test_automatic_choice(monkeypatch):
-    """On CUDA the kernel, where it is installed; a scan over time where tau does not depend on the state."""
+    """On CUDA the kernel, where it is installed."""
 
     class On(Tensor):
         is_cuda = True
 
     b = torch.zeros(1, 2, 3, device="meta").as_subclass(On)
     monkeypatch.setattr("glissando.mixers.liquid.scan.HAS_TRITON", True)
-    assert _kernel("auto", b, some_modes()) == "triton"
-    assert _kernel("auto", b, some_modes(state=False)) is None
-    assert _kernel("triton", b, some_modes(state=False)) == "triton"
+    assert _kernel("auto", b) == "triton"
     monkeypatch.setattr("glissando.mixers.liquid.scan.HAS_TRITON", False)
-    assert _kernel("auto", b, some_modes()) is None
+    assert _kernel("auto", b) is None
 
 
 @pytest.mark.skipif(INTERPRETED, reason="it runs here")

@@ -163,6 +163,24 @@ def kernels_serve(device: torch.device) -> bool:
     return device.type == "cpu" and has_float64(device)
 
 
+def require_triton(operation: str, x: Tensor) -> None:
+    """Raise ConfigError unless Triton's kernels run on x: on CUDA, and anywhere by Triton's interpreter."""
+    if not HAS_TRITON:
+        raise ConfigError(
+            f"{operation}: backend 'triton' needs Triton, which is not installed: `pip install triton` (Linux), or use "
+            "backend='auto'"
+        )
+    if not _runs_triton(x):
+        raise ConfigError(
+            f"{operation}: backend 'triton' needs CUDA, the tensors are on {x.device}; backend='auto' picks what runs "
+            "(on a CPU, Triton's interpreter can run it: TRITON_INTERPRET=1, set before triton is imported)"
+        )
+
+
+def _runs_triton(x: Tensor) -> bool:
+    return x.is_cuda or os.environ.get("TRITON_INTERPRET") == "1"
+
+
 def require_backend(operation: str, backend: str, known: tuple[str, ...]) -> None:
     """Raise UnknownNameError unless the backend is a known one."""
     if backend not in known:

@@ -20,7 +20,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from glissando.errors import ConfigError, unknown_name
-from glissando.kernels.compiled import HAS_TRITON, kernels_serve
+from glissando.kernels.compiled import HAS_TRITON, kernels_serve, require_triton
 from glissando.kernels.loop import exporting, over_time
 from glissando.kernels.plain import resolved
 
@@ -68,7 +68,7 @@ def scan(a: Tensor, x: Tensor, h0: Tensor | None = None, backend: Backend = "aut
     elif torch.is_grad_enabled() and (a.requires_grad or x.requires_grad or h0.requires_grad):
         h, last = _Scan.apply(a, x, h0, chosen)
     else:
-        h = _kernels(chosen, x.device).forward(a, x, h0)
+        h = _kernels(chosen, x).forward(a, x, h0)
         last = h[:, -1].clone()  # a view would keep all of h alive in a stream's state
     is_half = given in (torch.float16, torch.bfloat16) and not h.is_complex()
     return h.to(given) if is_half else h, last
@@ -166,7 +166,7 @@ class _Scan(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, a: Tensor, x: Tensor, h0: Tensor, backend: str) -> tuple[Tensor, Tensor]:
-        ctx.kernels = _kernels(backend, x.device)
+        ctx.kernels = _kernels(backend, x)
         h = ctx.kernels.forward(a, x, h0)
         ctx.save_for_backward(a, h, h0)
         return h, h[:, -1].clone()
@@ -187,7 +187,7 @@ def _as_complex(*pairs: Tensor) -> Iterator[Tensor]:
 
 @torch.library.custom_op("glissando::scan", mutates_args=())
 def _operation(a: Tensor, x: Tensor, h0: Tensor, backend: str, pairs: bool) -> Tensor:
-    run = _kernels(backend, x.device).forward
+    run = _kernels(backend, x).forward
     return torch.view_as_real(run(*_as_complex(a, x, h0))) if pairs else run(a, x, h0)
 
 
@@ -200,7 +200,7 @@ def _(a: Tensor, x: Tensor, h0: Tensor, backend: str, pairs: bool) -> Tensor:
 def _operation_backward(
     a: Tensor, h: Tensor, h0: Tensor, grad: Tensor, backend: str, pairs: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
-    run = _kernels(backend, h.device).backward
+    run = _kernels(backend, h).backward
     if not pairs:
         return run(a, h, h0, grad, torch.zeros_like(h0))
     a, h, h0, grad = _as_complex(a, h, h0, grad)
@@ -233,17 +233,18 @@ def _automatic(x: Tensor) -> str:
     return "triton" if x.device.type == "cuda" and HAS_TRITON else "doubling"
 
 
-def _kernels(backend: str, device: torch.device) -> type[_Kernels]:
+def _kernels(backend: str, x: Tensor) -> type[_Kernels]:
     """Raises UnknownNameError for a name that is no backend, ConfigError for one that cannot run here."""
     if backend == "doubling":
         return Doubling
     if backend == "numba":
-        if device.type != "cpu":
-            raise ConfigError(f"scan: backend 'numba' runs on a CPU, and the tensors are on {device}; use 'auto'")
+        if x.device.type != "cpu":
+            raise ConfigError(f"scan: backend 'numba' runs on a CPU, and the tensors are on {x.device}; use 'auto'")
         from glissando.kernels.scan_numba import NumbaScan
 
         return NumbaScan
     if backend == "triton":
+        require_triton("scan", x)
         from glissando.kernels.scan_triton import TritonScan
 
         return TritonScan

@@ -20,18 +20,9 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+import triton  # type: ignore[import-not-found, import-untyped, unused-ignore]
+import triton.language as tl  # type: ignore[import-not-found, import-untyped, unused-ignore]
 from torch import Tensor
-
-from glissando.errors import ConfigError
-
-try:
-    import triton  # type: ignore[import-not-found, import-untyped, unused-ignore]
-    import triton.language as tl  # type: ignore[import-not-found, import-untyped, unused-ignore]
-except ImportError as missing:
-    raise ConfigError(
-        "scan: backend 'triton' needs Triton, which is not installed: `pip install triton` (Linux), or use "
-        "backend='doubling'"
-    ) from missing
 
 #: Steps in a chunk. A chunk writes one state and one product, so that 64 steps make pass 1 nearly free to write and
 #: leave B T F / 64 threads: 131,072 for one row of 8192 steps and 1024 features (not measured). Longer chunks have
@@ -177,20 +168,15 @@ def _backward(
 
 
 class TritonScan:
-    """The backend `triton` of glissando.kernels.scan; a (B or 1, T or 1, *F), all of one floating type.
-
-    Raises ConfigError for tensors that are not on CUDA, unless Triton interprets.
-    """
+    """The backend `triton` of glissando.kernels.scan; a (B or 1, T or 1, *F), all of one floating type."""
 
     @staticmethod
     def forward(a: Tensor, x: Tensor, h0: Tensor) -> Tensor:
-        _check_device(x)
         with torch.cuda.device_of(x):
             return _shaped(_scan(_flat(a, 2), _flat(x, 2), _flat(h0, 1), x.is_complex()), x, x.shape)
 
     @staticmethod
     def backward(a: Tensor, h: Tensor, h0: Tensor, grad: Tensor, grad_last: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        _check_device(h)
         pairs, varying = h.is_complex(), a.shape[1] > 1
         with torch.cuda.device_of(h):
             factor, g, start = _flat(a, 2), _flat(grad, 2), _flat(grad_last, 1)
@@ -255,12 +241,3 @@ def _flat(tensor: Tensor, leading: int) -> Tensor:
 def _shaped(flat: Tensor, like: Tensor, shape: tuple[int, ...]) -> Tensor:
     """The inverse of _flat."""
     return torch.view_as_complex(flat.view(*shape, 2)) if like.is_complex() else flat.view(shape)
-
-
-def _check_device(x: Tensor) -> None:
-    interpreted = not isinstance(_forward, triton.JITFunction)
-    if not x.is_cuda and not (interpreted and x.device.type == "cpu"):
-        raise ConfigError(
-            f"scan: backend 'triton' needs CUDA, and the tensors are on {x.device}; backend='auto' picks what runs "
-            "(on a CPU, Triton's interpreter can run it: TRITON_INTERPRET=1, set before triton is imported)"
-        )

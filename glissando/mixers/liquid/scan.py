@@ -37,10 +37,17 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from glissando.errors import InputError, unknown_name
-from glissando.kernels.compiled import HAS_TRITON, as_rows, over_rows, require_shapes, require_types, use_numba
+from glissando.kernels.compiled import (
+    HAS_TRITON,
+    as_rows,
+    over_rows,
+    require_shapes,
+    require_triton,
+    require_types,
+    use_numba,
+)
 from glissando.kernels.loop import exporting, over_time
 from glissando.kernels.plain import resolved, underlying
-from glissando.kernels.scan import scan
 
 Backend = Literal["auto", "reference", "numba", "triton"]
 #: F: (x_{t-1} (B, N, 2), b, z and the time of one token, *weights) -> x_t, mode by mode
@@ -78,9 +85,8 @@ def liquid(
     packed  `pack(modes)` from before, for `numba` without gradients and dt
     impulse whether b is taken as an impulse, and not held over dt; without dt both are the same
 
-    backend  `auto`       `numba` on a CPU; on CUDA `triton`, where it is installed and tau depends on the state; where
-                          tau depends on the input alone and no kernel serves, one linear scan; elsewhere `reference`,
-                          with a warning once
+    backend  `auto`       `numba` on a CPU; `triton` on CUDA, where it is installed; elsewhere `reference`, with a
+                          warning once
              `numba`      one pass over memory, one token after the other and modes side by side
              `triton`     the same on CUDA: one launch, rows and modes side by side
              `reference`  a loop under autograd
@@ -95,7 +101,7 @@ def liquid(
         raise unknown_name("liquid backend", backend, sorted(get_args(Backend)))
     if exporting():
         return _loop(b, z, modes, x0, dt, coupled, impulse)
-    form = _kernel(backend, b, modes)
+    form = _kernel(backend, b)
     if form is not None and torch.compiler.is_compiling():
         return _operation(b, z, x0, dt, *modes, coupled, impulse, form)
     if form is not None and torch.is_grad_enabled():
@@ -105,8 +111,6 @@ def liquid(
         return _run(b, z, x0, reused or pack(modes, dt, form, impulse), coupled)
     time = b.new_ones(1, 1).expand(b.shape[:2]) if dt is None else dt
     pairs = b if b.ndim == 4 else torch.stack([b, torch.zeros_like(b)], -1)
-    if backend == "auto" and modes.state is None:
-        return _linear(pairs, z, time.to(b.dtype), modes, x0, coupled, impulse)
     if backend == "auto" and not torch.compiler.is_compiling():
         _warn_of_the_loop(b.device.type)
     weights = tuple(w for w in modes if w is not None)
@@ -132,9 +136,11 @@ def _sequential(step: Step, x0: Tensor, inputs: Sequence[Tensor], weights: Seque
     return torch.stack(steps, 1)
 
 
-def _kernel(backend: str, b: Tensor, modes: Modes) -> Form | None:
+def _kernel(backend: str, b: Tensor) -> Form | None:
     """The kernel that runs, or None where it is tensor code."""
-    if backend == "triton" or (backend == "auto" and b.is_cuda and HAS_TRITON and modes.state is not None):
+    if backend == "triton":
+        require_triton("liquid", b)
+    if backend == "triton" or (backend == "auto" and b.is_cuda and HAS_TRITON):
         return "triton"
     if backend not in ("auto", "numba"):
         return None
@@ -227,14 +233,6 @@ def _step(coupled: bool, impulse: bool) -> Step:
         )
 
     return step
-
-
-def _linear(b: Tensor, z: Tensor, time: Tensor, modes: Modes, x0: Tensor, coupled: bool, impulse: bool) -> Tensor:
-    """Without dependence on the state: one scan."""
-    keep, turn, c_real, c_imag = _rates(z, b, modes, time, coupled, impulse)
-    entry = torch.complex(c_real, c_imag) * torch.view_as_complex(b.contiguous())
-    x, _ = scan(torch.complex(keep, turn), entry, torch.view_as_complex(x0.contiguous()))
-    return torch.view_as_real(x)
 
 
 # ---------------------------------------------------------------------- by a kernel

@@ -14,18 +14,9 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+import triton  # type: ignore[import-not-found, import-untyped, unused-ignore]
+import triton.language as tl  # type: ignore[import-not-found, import-untyped, unused-ignore]
 from torch import Tensor
-
-from glissando.errors import ConfigError
-
-try:
-    import triton  # type: ignore[import-not-found, import-untyped, unused-ignore]
-    import triton.language as tl  # type: ignore[import-not-found, import-untyped, unused-ignore]
-except ImportError as missing:
-    raise ConfigError(
-        "liquid: backend 'triton' needs Triton, which is not installed: `pip install triton` (Linux), or use "
-        "backend='reference'"
-    ) from missing
 
 #: Modes in a block, one a thread: one warp, so that few rows still reach many multiprocessors. Not measured.
 _BLOCK = 32
@@ -291,7 +282,6 @@ def forward(
     """x (B, T, N, 2) for b (B, T, N) or (B, T, N, 2), z (B, T, N), x0 (B, N, 2), time (B, T), 1 if None, and vectors
     (7, N): d, w, step, tau0, a, p, q; all float32 or all float64.
 
-    Raises ConfigError for tensors that are not on CUDA, unless Triton interprets.
     """
     x = z.new_empty(*z.shape, 2)
     _launch(_forward, time, b, z, (b, z, x0, time, vectors), (x,), COUPLED=coupled, IMPULSE=impulse)
@@ -317,7 +307,6 @@ def _launch(
     kernel: Any, time: Tensor | None, b: Tensor, z: Tensor, given: tuple[Tensor | None, ...],
     results: tuple[Tensor, ...], **options: Any,
 ) -> None:  # fmt: skip
-    _check_device(z)
     batch, steps, size = z.shape
     arrays = (z if y is None else y.contiguous() for y in given)  # a time that is None is not read
     if not z.numel():
@@ -328,12 +317,3 @@ def _launch(
             *arrays, *results, steps=steps, size=size, **options, COMPLEX=b.ndim == 4, EVEN=time is None,
             TERMS=_TERMS[z.dtype], BLOCK=_BLOCK, num_warps=1, enable_fp_fusion=True,
         )  # fmt: skip
-
-
-def _check_device(x: Tensor) -> None:
-    interpreted = not isinstance(_forward, triton.JITFunction)
-    if not x.is_cuda and not (interpreted and x.device.type == "cpu"):
-        raise ConfigError(
-            f"liquid: backend 'triton' needs CUDA, and the tensors are on {x.device}; backend='auto' picks what runs "
-            "(on a CPU, Triton's interpreter can run it: TRITON_INTERPRET=1, set before triton is imported)"
-        )

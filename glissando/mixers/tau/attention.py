@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from glissando.errors import ConfigError, unknown_name
-from glissando.kernels.compiled import HAS_TRITON, kernels_serve, require_shapes
+from glissando.kernels.compiled import HAS_TRITON, kernels_serve, require_shapes, require_triton
 from glissando.kernels.loop import exporting
 from glissando.kernels.plain import resolved
 from glissando.kernels.precise import wide, widest
@@ -104,6 +104,8 @@ def _is_step(backend: str, q: Tensor, *others: Tensor) -> bool:
 
 
 def _use_triton(backend: str, q: Tensor, v: Tensor) -> bool:
+    if backend == "triton":
+        require_triton("tau_attention", q)
     if backend != "auto":
         return backend == "triton"
     return HAS_TRITON and q.is_cuda and q.dtype == torch.float32 and q.shape[2] > 1 and v.shape[3] <= _WIDEST

@@ -27,18 +27,11 @@ import math
 from typing import Any
 
 import torch
+import triton  # type: ignore[import-not-found, import-untyped, unused-ignore]
+import triton.language as tl  # type: ignore[import-not-found, import-untyped, unused-ignore]
 from torch import Tensor
 
 from glissando.errors import ConfigError
-
-try:
-    import triton  # type: ignore[import-not-found, import-untyped, unused-ignore]
-    import triton.language as tl  # type: ignore[import-not-found, import-untyped, unused-ignore]
-except ImportError as missing:
-    raise ConfigError(
-        "tau_attention: backend 'triton' needs Triton, which is not installed: `pip install triton` (Linux), or use "
-        "backend='auto'"
-    ) from missing
 
 #: Numbers of queries and of keys in a tile, for values up to 64 wide; half as many for each doubling of the width, so
 #: that a tile of values takes 16 KiB of shared memory. At least 16, as tl.dot asks for. Not measured.
@@ -245,7 +238,7 @@ def forward(
     q (B, H, T) and k (B, H, L) float32, v (B, H, L, K) float32 or half precision, e (B, H, L) and inverse 1 / T (H,)
     float64, past (B,) int64. Gradients for all but past; that of `inverse` needs r.
 
-    Raises ConfigError for tensors that are not on CUDA, unless Triton interprets, and for values wider than 256.
+    Raises ConfigError for float64 and for values wider than 256.
     """
     require(v)
     sizes = (*q.shape, v.shape[3])
@@ -311,12 +304,6 @@ forward.register_autograd(_gradients, setup_context=_keep)
 
 def require(v: Tensor) -> None:
     """Raises ConfigError for what the kernels cannot run."""
-    interpreted = not isinstance(_forward, triton.JITFunction)
-    if not v.is_cuda and not (interpreted and v.device.type == "cpu"):
-        raise ConfigError(
-            f"tau_attention: backend 'triton' needs CUDA, the tensors are on {v.device}; backend='auto' picks what "
-            "runs (on a CPU, Triton's interpreter can run it: TRITON_INTERPRET=1, set before triton is imported)"
-        )
     if v.dtype == torch.float64:
         raise ConfigError("tau_attention: backend 'triton' computes in float32, got float64; use backend='reference'")
     if v.shape[3] > _WIDEST:
