@@ -11,10 +11,12 @@ Coupling: McCallum and Foster 2024, arXiv 2410.11648, eq. 4 and 5.
 
 from __future__ import annotations
 
+import hashlib
 import math
+import struct
 import warnings
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -39,8 +41,30 @@ class ReversibleFlow(FlowDepth):
     def solve(self, field: FlowField, h: Tensor, args: tuple[Tensor, ...]) -> Tensor:
         own = [*self.field.parameters(), *self.time.parameters(), self.alpha]
         own += [] if self.control is None else [*self.control.parameters()]
-        return integrate(field, h, args=args, params=own, n_steps=self.n_steps, method=self.config.method,
+        return integrate(Seeded(field, self.training), h, args=args, params=own, n_steps=self.n_steps, method=self.config.method,
                          unrolled=self.unrolled)  # fmt: skip
+
+
+class Seeded:
+    """A field whose dropout depends on a seed of the call and on tau alone, so that computing again draws the same."""
+
+    def __init__(self, field: FlowField, drops: bool) -> None:
+        self.field, self.seed = field, int(torch.randint(1 << 62, ())) if drops else None
+
+    def __call__(self, tau: float, h: Tensor, *args: Tensor) -> Tensor:
+        if self.seed is None:
+            return self.field(tau, h, *args)
+        with seeded(self.seed, tau, h.device):
+            return self.field(tau, h, *args)
+
+
+@contextmanager
+def seeded(seed: int, tau: float, device: torch.device) -> Iterator[None]:
+    # A hash, because the CPU's generator reads the low 32 bits of a seed alone, which are 0 in most tau.
+    mixed = hashlib.blake2b(struct.pack("<qd", seed, tau), digest_size=7).digest()
+    with torch.random.fork_rng([device] if device.type == "cuda" else []):
+        torch.manual_seed(int.from_bytes(mixed, "little"))
+        yield
 
 
 def integrate(

@@ -9,7 +9,6 @@ import torch
 from tolerances import assert_close
 from torch import Tensor
 
-from glissando.depth.flow import _seeded
 from glissando.depth.solvers import TABLEAUS, Tableau, integrate
 from glissando.errors import ConfigError, UnknownNameError
 from glissando.model import LanguageModel
@@ -180,7 +179,8 @@ def test_reversible_in_float32(n_steps: int):
 
 def test_random_numbers_differ_from_one_evaluation_to_the_next():
     def drawn(seed: int, tau: float) -> Tensor:
-        return _seeded(seed, tau, torch.device("cpu"), lambda: torch.rand(8))
+        with reversible.seeded(seed, tau, torch.device("cpu")):
+            return torch.rand(8)
 
     assert torch.equal(drawn(3, 0.25), drawn(3, 0.25))
     assert not torch.equal(drawn(3, 0.25), drawn(3, 0.5))

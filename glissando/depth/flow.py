@@ -16,11 +16,8 @@ Neural ODEs: Chen et al. 2018, arXiv 1806.07366.
 
 from __future__ import annotations
 
-import hashlib
-import struct
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import field, replace
-from functools import partial
 from typing import Annotated, Any, NamedTuple
 
 import torch
@@ -293,7 +290,6 @@ class FlowField:
         self.depth, self.ctx, self.states, self.watch = depth, ctx.without("control", "dt"), states, watch
         self.names = tuple(signals)
         self.after: list[Any] = []
-        self.seed = _seed(depth)
 
     def __call__(self, tau: float, h: Tensor, *args: Tensor) -> Tensor:
         given = dict(zip(self.names, args, strict=True))
@@ -303,36 +299,9 @@ class FlowField:
             at = at + depth.control(given["control"])
         if "shortcut" in given:
             at = at + given["shortcut"]
-        if self.states is not None:
-            slope, state = depth.field(at, next(self.states), ctx, residual=False)
-            self.after.append(state)
-        elif self.seed is None:
-            slope, _ = depth.field(at, None, ctx, residual=False)
-        else:
-            run = partial(depth.field, at, None, ctx, residual=False)
-            slope = _seeded(self.seed, tau, h.device, run)
+        slope, state = depth.field(at, None if self.states is None else next(self.states), ctx, residual=False)
+        self.after.append(state)
         slope = depth.alpha[0] * slope
         if self.watch is not None:
             self.watch(tau, slope)
         return slope
-
-
-def _seed(depth: FlowDepth) -> int | None:
-    """The seed of this call's dropout, drawn from PyTorch's generator; None where nothing is dropped.
-
-    None too under torch.compile, which cannot follow a seed, where nothing is computed again.
-    """
-    if torch.compiler.is_compiling() and not depth.gradient_checkpointing:
-        return None
-    drops = depth.training and any(isinstance(m, nn.Dropout) and m.p > 0 for m in depth.field.modules())
-    drops = drops or (depth.training and getattr(getattr(depth.field.mixer, "config", None), "dropout", 0.0) > 0)
-    return int(torch.randint(1 << 62, ())) if drops else None
-
-
-def _seeded(seed: int, tau: float, device: torch.device, run: Callable[[], tuple[Tensor, Any]]) -> Tensor:
-    """run()[0] with random numbers that depend on the seed and tau alone, so that computing again draws the same."""
-    # A hash, because the CPU's generator reads the low 32 bits of a seed alone, which are 0 in most tau.
-    mixed = hashlib.blake2b(struct.pack("<qd", seed, tau), digest_size=7).digest()
-    with torch.random.fork_rng([device] if device.type == "cuda" else []):
-        torch.manual_seed(int.from_bytes(mixed, "little"))
-        return run()[0]

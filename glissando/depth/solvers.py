@@ -80,8 +80,7 @@ def integrate(
 
     field         field(tau, h, *args), tau a float, in the order of time
     args          tensors that the field is given and that may require gradients: a control, dt
-    checkpointed  one state a step is kept, and a step is computed again in the backward pass: a field must draw the
-                  same random numbers for the same evaluation, see glissando.depth.flow
+    checkpointed  one state a step is kept, and a step is computed again in the backward pass, with the same dropout
 
     Raises UnknownNameError for a method, ConfigError for fewer than one step.
     """
