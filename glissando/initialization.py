@@ -9,45 +9,37 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from functools import singledispatch
 from typing import Literal
 
 from torch import Tensor, nn
 
 from glissando.block import Block
-from glissando.depth import Depth, TiedDepth
-from glissando.mixers import Liquid, Mixer
+from glissando.depth import Depth
+from glissando.depth.discrete import Stack
+from glissando.mixers import Mixer
 
 Scheme = Literal["scaled", "torch", "xavier"]
 
 
-@singledispatch
 def residual_branches(depth: Depth) -> int:
-    """How many branches are added to the representation from the embedding to the head."""
+    """How many branches are added to the representation from the embedding to the head; a flow counts as one block."""
+    if isinstance(depth, Stack):
+        return sum(_branches(depth.blocks[i]) for i in depth.order)
     return sum(_branches(block) for block in depth.modules() if isinstance(block, Block))
-
-
-@residual_branches.register
-def _(depth: TiedDepth) -> int:
-    return sum(_branches(depth.blocks[i]) for i in depth.order)
 
 
 def _branches(block: nn.Module) -> int:
     return 1 if getattr(block, "mlp", None) is None else 2
 
 
-@singledispatch
 def last_projections(mixer: Mixer) -> list[Tensor]:
-    """The matrices that write a mixer's output into the residual: its `out`, where it has one that is a linear map."""
+    """The matrices that write a mixer's output into the residual: its `out`, where it has one that is a linear map.
+
+    None of a liquid mixer, whose `out` is its layer's: its modes start from an empty state and are quiet by themselves;
+    with smaller projections it was measured to learn more slowly.
+    """
     out = getattr(mixer, "out", None)
     return [out.weight] if isinstance(out, nn.Linear) else []
-
-
-@last_projections.register
-def _(mixer: Liquid) -> list[Tensor]:
-    """None: its modes start from an empty state and are quiet by themselves; with smaller projections it was measured
-    to learn more slowly."""
-    return []
 
 
 def initialize(model: nn.Module, depth: Depth, scheme: Scheme) -> None:

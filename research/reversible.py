@@ -41,8 +41,8 @@ class ReversibleFlow(FlowDepth):
     def solve(self, field: FlowField, h: Tensor, args: tuple[Tensor, ...]) -> Tensor:
         own = [*self.field.parameters(), *self.time.parameters(), self.alpha]
         own += [] if self.control is None else [*self.control.parameters()]
-        return integrate(Seeded(field, self.training), h, args=args, params=own, n_steps=self.n_steps, method=self.config.method,
-                         unrolled=self.unrolled)  # fmt: skip
+        options = {"n_steps": self.n_steps, "method": self.config.method, "unrolled": self.unrolled}
+        return integrate(Seeded(field, self.training), h, args=args, params=own, **options)
 
 
 class Seeded:

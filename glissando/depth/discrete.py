@@ -28,7 +28,7 @@ from glissando.depth.mean_gate import MeanGate
 from glissando.depth.shortcuts import new_shortcuts, shortcut_source, with_shortcut
 from glissando.errors import ConfigError
 from glissando.mixers import EMPTY, Context
-from glissando.widening import Growth, Lift, Table, append, fill, linear, tables, tile, under
+from glissando.widening import Grows, Growth, Lift, Table, append, fill, linear, tables, tile, under
 
 
 @options
@@ -46,54 +46,97 @@ class DiscreteConfig(DepthOptions):
     shortcuts: bool = False
 
 
-@register_depth("discrete", DiscreteConfig)
-class DiscreteDepth(Depth):
-    """A Transformer's depth. State: each block's, and with `mean_gate` its mean beside it."""
+class Stack(Depth):
+    """Blocks applied in `order`, a block's number for each application, each application with a state, a learned gate
+    where it is `gated`, a row of `step_bias` where steps are marked, and one of `shortcuts`."""
 
     undecayed = ("shortcuts",)
 
-    def __init__(self, config: DiscreteConfig, make_block: BlockFactory) -> None:
+    def __init__(self, config: Any, make_block: BlockFactory, applications: int, marks_steps: bool = False) -> None:
         super().__init__()
         self.gradient_checkpointing = False
         if config.layers < 1:
             raise ConfigError(f"depth.layers must be at least 1, got {config.layers}")
+        self.order = [step % config.layers for step in range(applications)]
         self.blocks = nn.ModuleList([make_block(i) for i in range(config.layers)])
-        self.gated, self.gates = learned_gates(config.gated, config.layers)
+        self.gated, self.gates = learned_gates(config.gated, applications)
         width: int = self.blocks[0].hidden_size  # type: ignore[assignment]
-        self.gate = MeanGate(width) if config.mean_gate else None
-        self.shortcuts = new_shortcuts(config.shortcuts, config.layers, width)
+        self.step_bias = nn.Parameter(torch.empty(applications, width)) if marks_steps else None
+        self.shortcuts = new_shortcuts(config.shortcuts, applications, width)
 
     def reset_parameters(self) -> None:
-        if self.gates is not None:
-            nn.init.zeros_(self.gates)
-        if self.shortcuts is not None:
-            nn.init.zeros_(self.shortcuts)
+        for parameter in (self.gates, self.shortcuts):
+            if parameter is not None:
+                nn.init.zeros_(parameter)
+        if self.step_bias is not None:
+            nn.init.normal_(self.step_bias, std=0.02)
 
     def init_state(
         self, batch_size: int, device: torch.device | None = None, dtype: torch.dtype | None = None
     ) -> tuple:
-        states = tuple(block.init_state(batch_size, device, dtype) for block in self.blocks)  # type: ignore[operator]
-        if self.gate is None:
-            return states
-        return tuple((state, self.gate.init_state(batch_size, device, dtype)) for state in states)
+        return tuple(self.blocks[i].init_state(batch_size, device, dtype) for i in self.order)  # type: ignore[operator]
 
     def forward(self, x: Tensor, state: tuple | None = None, ctx: Context | None = None) -> tuple[Tensor, tuple | None]:
         ctx, source, after = ctx or EMPTY, shortcut_source(self.shortcuts, x), []
-        befores = (None,) * len(self.blocks) if state is None else state
-        for number, (block, before) in enumerate(zip(self.blocks, befores, strict=True)):
-            inner, mean = before if self.gate is not None and before is not None else (before, None)
-            x = with_shortcut(x, self.shortcuts, number, source)
-            y, new = self.run(block)(x, inner, ctx)
-            if self.gate is not None:
-                gate, mean = self.gate(y - x, mean, ctx)
-                y, new = x + gate * (y - x), (new, mean)
-            x = y if self.gates is None or number not in self.gated else x + self.gates[self.gated[number]] * (y - x)
+        befores = (None,) * len(self.order) if state is None else state
+        for step, (i, before) in enumerate(zip(self.order, befores, strict=True)):
+            x = with_shortcut(x, self.shortcuts, step, source)
+            y, new = self.applied(self.blocks[i], step, x, before, ctx)
+            x = y if self.gates is None or step not in self.gated else x + self.gates[self.gated[step]] * (y - x)
             ctx.keep(x)
             after.append(new)
         return x, None if state is None else tuple(after)
 
+    def applied(self, block: nn.Module, step: int, x: Tensor, before: Any, ctx: Context) -> tuple[Tensor, Any]:
+        """What application number `step` makes of x, and its state."""
+        return self.run(block)(x if self.step_bias is None else x + self.step_bias[step], before, ctx)
+
     def applications(self) -> list[tuple[Any, int]]:
-        return [(block, 1) for block in self.blocks]
+        return [(block, self.order.count(i)) for i, block in enumerate(self.blocks)]
+
+    def growth(self, grown: Any, width: Lift) -> Table:
+        steps = append(len(self.order), len(grown.order))
+        table = blocks_growth(self.blocks, grown.blocks, width, "blocks") | gates_growth(self.gates, grown.gates)
+        table |= shortcuts_growth(self.shortcuts, steps, width=width)
+        return table if self.step_bias is None else table | {"step_bias": Grows(steps, width)}
+
+    def lower(self, builder: Any, x: int, control: int | None) -> tuple[int, Any]:
+        states, source = [], x
+        for step, i in enumerate(self.order):
+            x = builder.with_shortcut(x, self.shortcuts, step, source)
+            y, state = self.lowered(builder, self.blocks[i], step, x)
+            x = builder.gated(self.gates, self.gated.get(step), x, y, self.blocks[i].hidden_size)
+            states.append(state)
+        return x, tuple(states)
+
+    def lowered(self, builder: Any, block: nn.Module, step: int, x: int) -> tuple[int, Any]:
+        """The compiled form of `applied`."""
+        return builder.block(block, x if self.step_bias is None else builder.shifted(x, self.step_bias[step]))
+
+
+@register_depth("discrete", DiscreteConfig)
+class DiscreteDepth(Stack):
+    """A Transformer's depth. State: each block's, and with `mean_gate` its mean beside it."""
+
+    def __init__(self, config: DiscreteConfig, make_block: BlockFactory) -> None:
+        super().__init__(config, make_block, config.layers)
+        self.gate = MeanGate(self.blocks[0].hidden_size) if config.mean_gate else None  # type: ignore[arg-type]
+
+    def init_state(
+        self, batch_size: int, device: torch.device | None = None, dtype: torch.dtype | None = None
+    ) -> tuple:
+        states = Stack.init_state(self, batch_size, device, dtype)
+        if self.gate is None:
+            return states
+        return tuple((state, self.gate.init_state(batch_size, device, dtype)) for state in states)
+
+    def applied(self, block: nn.Module, step: int, x: Tensor, before: Any, ctx: Context) -> tuple[Tensor, Any]:
+        if self.gate is None:
+            return self.run(block)(x, before, ctx)
+        inner, mean = (None, None) if before is None else before
+        y, new = self.run(block)(x, inner, ctx)
+        gate, mean = self.gate(y - x, mean, ctx)
+        return x + gate * (y - x), (new, mean)
 
     def flops(self) -> tuple[float, float]:
         """The mean gate, once a block: two maps and a recurrence of real numbers."""
@@ -112,30 +155,22 @@ class DiscreteDepth(Depth):
         return replace(options, layers=new.stop, gated=[*options.gated, *([] if exact else new)])
 
     def growth(self, grown: DiscreteDepth, width: Lift) -> Table:
-        table = blocks_growth(self.blocks, grown.blocks, width, "blocks") | gates_growth(self.gates, grown.gates)
-        table |= shortcuts_growth(self.shortcuts, append(len(self.blocks), len(grown.blocks)), width=width)
+        table = super().growth(grown, width)
         if self.gate is None or grown.gate is None:
             return table
         inner = fill(self.gate.up.out_features, grown.gate.up.out_features)
         up, down = linear(self.gate.up, inner, width), linear(self.gate.down, tile(1, 1), inner)
         return table | under("gate", tables({"up": up, "down": down}))
 
-    def lower(self, builder: Any, x: int, control: int | None) -> tuple[int, Any]:
-        states: list[Any] = []
-        source = x
-        for number, block in enumerate(self.blocks):
-            x = builder.with_shortcut(x, self.shortcuts, number, source)
-            y, after = builder.block(block, x)
-            size = block.hidden_size
-            if self.gate is not None:
-                change = builder.add(y, x, size, -1.0)
-                gate, mean = self.gate.lower(builder, change)
-                y = builder.register(size)
-                builder.emit("GATE", x, change, y, size, gate)
-                after = (after, mean)
-            x = builder.gated(self.gates, self.gated.get(number), x, y, size)
-            states.append(after)
-        return x, tuple(states)
+    def lowered(self, builder: Any, block: nn.Module, step: int, x: int) -> tuple[int, Any]:
+        y, state = builder.block(block, x)
+        if self.gate is None:
+            return y, state
+        size: int = block.hidden_size  # type: ignore[assignment]
+        change, gated = builder.add(y, x, size, -1.0), builder.register(size)
+        gate, mean = self.gate.lower(builder, change)
+        builder.emit("GATE", x, change, gated, size, gate)
+        return gated, (state, mean)
 
 
 def learned_gates(gated: list[int], applications: int) -> tuple[dict[int, int], nn.Parameter | None]:
