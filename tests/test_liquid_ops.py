@@ -248,12 +248,13 @@ def test_time_constants_that_do_not_adapt(adaptation: float, coupled: bool):
 
 def test_without_a_kernel_the_loop_runs_and_says_so_once(monkeypatch):
     """As on a device for which there is no kernel, such as MPS."""
+    from glissando.kernels import compiled
     from glissando.mixers.liquid import scan as module
 
     b, z, x0, dt = problem(9)
     expected = liquid(b, z, some_modes(), x0, dt)
     monkeypatch.setattr(module, "use_numba", lambda *_: False)
-    module._warn_of_the_loop.cache_clear()
+    compiled._warn_once.cache_clear()
     with pytest.warns(RuntimeWarning, match="no kernel runs on cpu here"):
         assert_close(liquid(b, z, some_modes(), x0, dt), expected, "x", EXACT)
     liquid(b, z, some_modes(), x0, dt)  # a second warning would be an error

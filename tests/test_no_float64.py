@@ -32,7 +32,7 @@ def weigh(logits: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
     return (logits * weights.to(logits.dtype))[mask].sum()
 
 
-@pytest.mark.filterwarnings("ignore:liquid. no kernel runs:RuntimeWarning")
+@pytest.mark.filterwarnings("ignore:.*no kernel runs:RuntimeWarning")
 @cases
 def test_laws_without_float64(case: str):
     """Values and gradients are those of float64; the split law and that of a batch hold at float32's tolerance."""

@@ -118,6 +118,8 @@ class Stack(Depth):
 class DiscreteDepth(Stack):
     """A Transformer's depth. State: each block's, and with `mean_gate` its mean beside it."""
 
+    lower = Stack.lower  # a class's own, as a subclass may compute something else
+
     def __init__(self, config: DiscreteConfig, make_block: BlockFactory) -> None:
         super().__init__(config, make_block, config.layers)
         self.gate = MeanGate(self.blocks[0].hidden_size) if config.mean_gate else None  # type: ignore[arg-type]

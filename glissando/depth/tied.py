@@ -39,6 +39,8 @@ class TiedConfig(DepthOptions):
 class TiedDepth(Stack):
     """`layers` blocks in turn, `n_steps` applications in all; one state for each application."""
 
+    lower = Stack.lower  # a class's own, as a subclass may compute something else
+
     def __init__(self, config: TiedConfig, make_block: BlockFactory) -> None:
         if config.n_steps is None or config.n_steps < config.layers:
             raise ConfigError(

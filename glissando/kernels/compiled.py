@@ -48,7 +48,6 @@ HAS_TRITON = find_spec("triton") is not None
 #: Numba's settings, a module whose names are made when it is imported
 _NUMBA: Any = config
 
-_REAL = {torch.complex64: torch.float32, torch.complex128: torch.float64}
 _PARTS = {torch.complex64: np.float32, torch.complex128: np.float64}
 
 
@@ -143,6 +142,15 @@ def _warn_once(message: str) -> None:
     warnings.warn(message, RuntimeWarning)
 
 
+def warn_of_the_loop(operation: str, x: Tensor) -> None:
+    """Say once that an operation has no kernel where x is."""
+    if not torch.compiler.is_compiling():
+        _warn_once(
+            f"{operation}: no kernel runs on {x.device.type} here, so that each token is one step of a Python loop, "
+            "which is slow. On CUDA install Triton (pip install 'glissando[triton]'); elsewhere use the CPU."
+        )
+
+
 def use_numba(operation: str, backend: str, x: Tensor) -> bool:
     """`numba` and `reference` as given; `auto` is the kernel on a CPU, and plain tensor code elsewhere, where it is
     asked for, and where torch.compile looks on, which cannot see into a kernel.
@@ -205,17 +213,6 @@ def require_types(operation: str, **tensors: Tensor) -> None:
     if not same_reals(*tensors.values()):
         given = ", ".join(f"{name} {tensor.dtype}" for name, tensor in tensors.items())
         raise ValueError(f"{operation}: tensors must be all float32 or all float64, got {given}; use .float()")
-
-
-def require_kinds(operation: str, **tensors: tuple[Tensor, bool]) -> None:
-    """Raise ValueError unless all are of one precision, single or double, complex where True stands beside them."""
-    parts = {_REAL.get(tensor.dtype) if is_complex else tensor.dtype for tensor, is_complex in tensors.values()}
-    if len(parts) > 1 or not parts <= {torch.float32, torch.float64}:
-        types = ", ".join(
-            f"{name} {'complex' if is_complex else 'real'} (got {tensor.dtype})"
-            for name, (tensor, is_complex) in tensors.items()
-        )
-        raise ValueError(f"{operation}: all must be of single or all of double precision: {types}")
 
 
 def as_rows(tensor: Tensor, leading: int) -> Any:

@@ -25,69 +25,33 @@ _LARGE = 1 << 13
 
 
 def rms_norm(
-    x: Tensor, weight: Tensor, eps: float = 1e-6, backend: Literal["auto", "reference", "closed", "numba"] = "auto"
+    x: Tensor, weight: Tensor, eps: float = 1e-6, backend: Literal["auto", "reference", "numba"] = "auto"
 ) -> Tensor:
     """x (..., D), weight (D,) -> (..., D) in the type of x; computed at least in float32, and rounded once.
 
     reference  the plain formula under autograd
-    closed     its gradient in closed form, of tensor operations
     numba      one pass over memory forward and one backward, for float32 and float64 on a CPU
-    auto       the kernel where it can run, `closed` elsewhere; `reference` where torch.compile looks on, which fuses
-               the plain formula by itself
+    auto       the kernel where it can run and pays, `reference` elsewhere
 
     Only `reference` has second derivatives. Raises ValueError for shapes that do not fit, or types that the kernel
     given does not take; UnknownNameError for an unknown backend.
     """
-    require_backend("rms_norm", backend, ("auto", "closed", "numba", "reference"))
+    require_backend("rms_norm", backend, ("auto", "numba", "reference"))
     backend = resolved(backend)
     require_shapes("rms_norm", weight=(weight, x.shape[-1:]))
-    if backend == "reference" or (backend == "auto" and torch.compiler.is_compiling()):
-        exact = x.to(torch.promote_types(x.dtype, torch.float32))
-        return (exact * torch.rsqrt(exact.square().mean(-1, keepdim=True) + eps) * weight).to(x.dtype)
-    if backend != "closed" and use_numba("rms_norm", backend, x) and (backend == "numba" or _pays(x, weight)):
+    if use_numba("rms_norm", backend, x) and (backend == "numba" or _pays(x, weight)):
         require_types("rms_norm", x=x, weight=weight)
         run = _Kernel.apply if torch.is_grad_enabled() else _in_one_pass
         if torch.compiler.is_compiling():  # it cannot trace the kernel
             run = torch.compiler.disable(run)
         return run(x, weight, eps)[0]
-    if not torch.is_grad_enabled():
-        # Decoding normalises one vector at a time: an autograd function would cost more than the arithmetic.
-        return _normed(x, eps)[0].mul_(weight).to(x.dtype)
-    return _Closed.apply(x, weight, eps)
+    exact = x.to(torch.promote_types(x.dtype, torch.float32))
+    return (exact * torch.rsqrt(exact.square().mean(-1, keepdim=True) + eps) * weight).to(x.dtype)
 
 
 def _pays(x: Tensor, weight: Tensor) -> bool:
     """Where the kernel can run and its call is not what costs: a decoded token's 16 microseconds would be 17."""
     return (torch.is_grad_enabled() or x.numel() >= _LARGE) and same_reals(x, weight)
-
-
-def _normed(x: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-    """x r and r = 1 / sqrt(mean x^2 + eps), at least in float32."""
-    exact = x.to(torch.promote_types(x.dtype, torch.float32))
-    scale = exact.square().mean(-1, keepdim=True).add_(eps).rsqrt_()
-    return exact * scale, scale
-
-
-class _Closed(torch.autograd.Function):
-    """With n = x r, r = 1/sqrt(mean x^2 + eps):  dx = r (g w - n mean(g w n)),  dw = sum g n."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, eps: float) -> Tensor:
-        normed, scale = _normed(x, eps)
-        ctx.save_for_backward(normed, scale, weight)
-        ctx.dtype = x.dtype
-        return (normed * weight).to(x.dtype)
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None]:
-        normed, scale, weight = ctx.saved_tensors
-        grad = grad.to(normed.dtype)
-        grad_weight = (grad * normed).reshape(-1, weight.numel()).sum(0).to(weight.dtype)
-        inner = grad * weight
-        shared = (inner * normed).mean(-1, keepdim=True)
-        grad_x = torch.addcmul(inner, normed, shared, value=-1).mul_(scale)
-        return grad_x.to(ctx.dtype), grad_weight, None
 
 
 def _in_one_pass(x: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
@@ -107,7 +71,7 @@ def _rows(x: Tensor) -> Tensor:
 
 
 class _Kernel(torch.autograd.Function):
-    """The same, of x and r."""
+    """With n = x r, r = 1/sqrt(mean x^2 + eps):  dx = r (g w - n mean(g w n)),  dw = sum g n."""
 
     forward = staticmethod(_in_one_pass)
 

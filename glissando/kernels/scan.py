@@ -12,19 +12,19 @@ Martin and Cundy 2018, arXiv 1709.04057; Blelloch 1990, "Prefix sums and their a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from typing import Any, Literal, Protocol
+from collections.abc import Iterator
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from glissando.errors import ConfigError, unknown_name
-from glissando.kernels.compiled import HAS_TRITON, kernels_serve, require_triton
+from glissando.kernels.compiled import HAS_TRITON, kernels_serve, require_triton, warn_of_the_loop
 from glissando.kernels.loop import exporting, over_time
 from glissando.kernels.plain import resolved
 
-Backend = Literal["auto", "reference", "numba", "doubling", "triton"]
+Backend = Literal["auto", "reference", "numba", "triton"]
 
 
 def scan(a: Tensor, x: Tensor, h0: Tensor | None = None, backend: Backend = "auto") -> tuple[Tensor, Tensor]:
@@ -38,11 +38,9 @@ def scan(a: Tensor, x: Tensor, h0: Tensor | None = None, backend: Backend = "aut
 
     h_last stays in float32, as it is what a stream carries on. Gradients need h, so it must not be changed in place.
 
-    backend  `auto`       `numba` on a CPU, `triton` on CUDA where it is installed, `doubling` elsewhere; for T = 1 the
-                          definition itself
+    backend  `auto`       `numba` on a CPU, `triton` on CUDA where it is installed; `reference` elsewhere and for T = 1
              `numba`      one pass over memory, rows spread over threads where that pays
              `triton`     chunks of time in parallel; forms products of a over chunks
-             `doubling`   plain tensor code in log2 T passes, for any device; needs |a| <= 1, as it forms powers of a
              `reference`  a loop under autograd
 
     Raises ValueError for shapes that do not fit, ConfigError for a backend that cannot run here.
@@ -58,11 +56,11 @@ def scan(a: Tensor, x: Tensor, h0: Tensor | None = None, backend: Backend = "aut
     chosen = _automatic(x) if backend == "auto" else backend
     if chosen == "reference":
         h, last = reference(a, x, h0)
-    elif torch.compiler.is_compiling() and chosen != "doubling" and x.is_complex():
+    elif torch.compiler.is_compiling() and x.is_complex():
         a, h0 = (torch.view_as_real(z.resolve_conj()) for z in (a, h0))
         results = _compiled_pairs(a, x, h0, chosen)
         h, last = (torch.complex(*pairs.unbind(-1)) for pairs in results)
-    elif torch.compiler.is_compiling() and chosen != "doubling":
+    elif torch.compiler.is_compiling():
         h = _operation(a, x, h0, chosen, False)
         last = h[:, -1].clone()
     elif torch.is_grad_enabled() and (a.requires_grad or x.requires_grad or h0.requires_grad):
@@ -84,7 +82,7 @@ def scan_pairs(a: Tensor, x: Tensor, h0: Tensor | None = None) -> tuple[Tensor, 
     """
     if torch.compiler.is_compiling() and not exporting():
         backend = _automatic(x)
-        if backend not in ("doubling", "reference"):
+        if backend != "reference":
             return _compiled_pairs(a if a.ndim > x.ndim else a[None, None], x, h0, backend)
     h, last = scan(torch.view_as_complex(a), x, None if h0 is None else torch.view_as_complex(h0))
     return torch.view_as_real(h), torch.view_as_real(last)
@@ -147,18 +145,6 @@ def _check(a: Tensor, x: Tensor, h0: Tensor | None) -> Tensor:
     if h0 is not None and h0.shape != (x.shape[0], *features):
         raise ValueError(f"scan: h0 must be {(x.shape[0], *features)} for x {tuple(x.shape)}, got {tuple(h0.shape)}")
     return a
-
-
-class _Kernels(Protocol):
-    """What a backend offers; a (B or 1, T or 1, *F), everything in one floating type."""
-
-    @staticmethod
-    def forward(a: Tensor, x: Tensor, h0: Tensor) -> Tensor:
-        """h (B, T, *F)."""
-
-    @staticmethod
-    def backward(a: Tensor, h: Tensor, h0: Tensor, grad: Tensor, grad_last: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """The gradients of a, x and h0."""
 
 
 class _Scan(torch.autograd.Function):
@@ -230,13 +216,17 @@ def _automatic(x: Tensor) -> str:
         return "reference"  # a step of decoding: one product and one sum
     if kernels_serve(x.device):
         return "numba"
-    return "triton" if x.device.type == "cuda" and HAS_TRITON else "doubling"
+    if x.device.type == "cuda" and HAS_TRITON:
+        return "triton"
+    warn_of_the_loop("scan", x)
+    return "reference"
 
 
-def _kernels(backend: str, x: Tensor) -> type[_Kernels]:
-    """Raises UnknownNameError for a name that is no backend, ConfigError for one that cannot run here."""
-    if backend == "doubling":
-        return Doubling
+def _kernels(backend: str, x: Tensor) -> Any:
+    """The class whose `forward` gives h (B, T, *F) for a (B or 1, T or 1, *F), and whose `backward` the gradients.
+
+    Raises UnknownNameError for a name that is no backend, ConfigError for one that cannot run here.
+    """
     if backend == "numba":
         if x.device.type != "cpu":
             raise ConfigError(f"scan: backend 'numba' runs on a CPU, and the tensors are on {x.device}; use 'auto'")
@@ -248,44 +238,4 @@ def _kernels(backend: str, x: Tensor) -> type[_Kernels]:
         from glissando.kernels.scan_triton import TritonScan
 
         return TritonScan
-    raise unknown_name("scan backend", backend, ["auto", "doubling", "numba", "reference", "triton"])
-
-
-class Doubling:
-    """Hillis and Steele's scan: after k passes h_t holds the last 2^k terms. Plain tensor code for any device."""
-
-    @staticmethod
-    def forward(a: Tensor, x: Tensor, h0: Tensor) -> Tensor:
-        length = x.shape[1]
-        h = torch.cat([x[:, :1] + a[:, :1] * h0.unsqueeze(1), x[:, 1:]], 1)
-        reach = 1
-        while reach < length:
-            factor = a if a.shape[1] == 1 else a[:, reach:]
-            h = torch.cat([h[:, :reach], torch.addcmul(h[:, reach:], factor, h[:, :-reach])], 1)
-            a = a * a if a.shape[1] == 1 else torch.cat([a[:, :reach], a[:, reach:] * a[:, :-reach]], 1)
-            reach *= 2
-        return h
-
-    @classmethod
-    def backward(
-        cls, a: Tensor, h: Tensor, h0: Tensor, grad: Tensor, grad_last: Tensor
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        return backward_by_scan(cls.forward, a, h, h0, grad, grad_last)
-
-
-def backward_by_scan(
-    run: Callable[[Tensor, Tensor, Tensor], Tensor], a: Tensor, h: Tensor, h0: Tensor, grad: Tensor, grad_last: Tensor
-) -> tuple[Tensor, Tensor, Tensor]:
-    """The gradients of a, x and h0 by a forward scan over reversed time."""
-    factor = a.conj()
-    reversed_factor = factor
-    if a.shape[1] > 1:
-        # The last step's gradient arrives as it is: its factor is 1, and the scan starts from grad_last.
-        reversed_factor = torch.cat([torch.ones_like(factor[:, :1]), factor[:, 1:].flip(1)], 1)
-        carried = run(reversed_factor, grad.flip(1), grad_last).flip(1)
-    else:
-        start = torch.cat([(grad[:, -1:] + grad_last.unsqueeze(1)), grad[:, :-1].flip(1)], 1)
-        carried = run(reversed_factor, start, torch.zeros_like(grad_last)).flip(1)
-    past = torch.cat([h0.unsqueeze(1), h[:, :-1]], 1)
-    grad_a = (carried * past.conj()).sum_to_size(a.shape)
-    return grad_a, carried, factor[:, 0] * carried[:, 0]
+    raise unknown_name("scan backend", backend, ["auto", "numba", "reference", "triton"])

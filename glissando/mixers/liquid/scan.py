@@ -27,8 +27,6 @@ and from there to tau, tanh and its argument, whose share of dx_{t-1} joins conj
 
 from __future__ import annotations
 
-import functools
-import warnings
 from collections.abc import Callable, Sequence
 from typing import Any, Literal, NamedTuple, get_args
 
@@ -45,6 +43,7 @@ from glissando.kernels.compiled import (
     require_triton,
     require_types,
     use_numba,
+    warn_of_the_loop,
 )
 from glissando.kernels.loop import exporting, over_time
 from glissando.kernels.plain import resolved, underlying
@@ -111,20 +110,10 @@ def liquid(
         return _run(b, z, x0, reused or pack(modes, dt, form, impulse), coupled)
     time = b.new_ones(1, 1).expand(b.shape[:2]) if dt is None else dt
     pairs = b if b.ndim == 4 else torch.stack([b, torch.zeros_like(b)], -1)
-    if backend == "auto" and not torch.compiler.is_compiling():
-        _warn_of_the_loop(b.device.type)
+    if backend == "auto":
+        warn_of_the_loop("liquid", b)
     weights = tuple(w for w in modes if w is not None)
     return _sequential(_step(coupled, impulse), x0, (pairs, z, time.to(b.dtype)), weights)
-
-
-@functools.cache
-def _warn_of_the_loop(device: str) -> None:
-    warnings.warn(
-        f"liquid: no kernel runs on {device} here, so that each token is one step of a Python loop, which is slow. "
-        "On CUDA install Triton (pip install 'glissando[triton]'); elsewhere use the CPU.",
-        RuntimeWarning,
-        stacklevel=4,
-    )
 
 
 def _sequential(step: Step, x0: Tensor, inputs: Sequence[Tensor], weights: Sequence[Tensor]) -> Tensor:

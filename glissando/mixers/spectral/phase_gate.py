@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from glissando.kernels.compiled import as_rows, over_rows, require_kinds, require_shapes, use_numba
+from glissando.kernels.compiled import as_rows, over_rows, use_numba
 from glissando.kernels.precise import angle
 
 
@@ -25,15 +25,8 @@ def phase_gate(
     position: Tensor,
     backend: Literal["auto", "reference", "numba"] = "auto",
 ) -> Tensor:
-    """s (B, T, N) complex; alpha, beta, omega (N,) real; position (B,) int64 of the first token -> (B, T, N).
-
-    Raises ValueError for shapes that do not fit, and for types other than these, all of one precision.
-    """
-    vectors = {"alpha": alpha, "beta": beta, "omega": omega}
-    require_shapes("phase_gate", position=(position, s.shape[:1]), **{n: (v, s.shape[2:]) for n, v in vectors.items()})
-    require_kinds("phase_gate", s=(s, True), **{name: (vector, False) for name, vector in vectors.items()})
-    if position.dtype != torch.int64:
-        raise ValueError(f"phase_gate: position must be int64, got {position.dtype}; use position.long()")
+    """s (B, T, N) complex; alpha, beta, omega (N,) real; position (B,) int64 of the first token -> (B, T, N),
+    all of one precision."""
     if use_numba("phase_gate", backend, s):
         if torch.is_grad_enabled():
             return _PhaseGate.apply(s, alpha, beta, omega, position)

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from glissando.kernels.compiled import as_rows, over_rows, require_kinds, require_shapes, use_numba
+from glissando.kernels.compiled import as_rows, over_rows, use_numba
 
 
 def rational_filter(
@@ -20,11 +20,7 @@ def rational_filter(
     """z (B, T, N) complex, f (N,) complex, g (N,) real: the modulus of G in |Z G| -> (B, T, N).
 
     `numba` (a CPU only; `auto` there) keeps Z alone for the backward and touches it once each way.
-
-    Raises ValueError for shapes that do not fit, and for types other than these, all of one precision.
     """
-    require_shapes("rational_filter", f=(f, z.shape[2:]), g=(g, z.shape[2:]), z=(z, (*z.shape[:2], *f.shape)))
-    require_kinds("rational_filter", z=(z, True), f=(f, True), g=(g, False))
     if z.numel() == 0:
         return z * f
     spectrum = torch.fft.fft(z)
