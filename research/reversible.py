@@ -41,7 +41,7 @@ class ReversibleFlow(FlowDepth):
     def solve(self, field: FlowField, h: Tensor, args: tuple[Tensor, ...]) -> Tensor:
         own = [*self.field.parameters(), *self.time.parameters(), self.alpha]
         own += [] if self.control is None else [*self.control.parameters()]
-        options = {"n_steps": self.n_steps, "method": self.config.method, "unrolled": self.unrolled}
+        options: dict[str, Any] = {"n_steps": self.n_steps, "method": self.config.method, "unrolled": self.unrolled}
         return integrate(Seeded(field, self.training), h, args=args, params=own, **options)
 
 

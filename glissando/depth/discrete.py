@@ -74,7 +74,7 @@ class Stack(Depth):
     def init_state(
         self, batch_size: int, device: torch.device | None = None, dtype: torch.dtype | None = None
     ) -> tuple:
-        return tuple(self.blocks[i].init_state(batch_size, device, dtype) for i in self.order)  # type: ignore[operator]
+        return tuple(self.blocks[i].init_state(batch_size, device, dtype) for i in self.order)
 
     def forward(self, x: Tensor, state: tuple | None = None, ctx: Context | None = None) -> tuple[Tensor, tuple | None]:
         ctx, source, after = ctx or EMPTY, shortcut_source(self.shortcuts, x), []
