@@ -254,7 +254,7 @@ NO_FILE = ["--data.kind", "text", "--data.path", "no"]
         (["transformer-nano", "--budget", "weeks=1", "--out", "x"], "steps, epochs, tokens, seconds, flops"),
         (["transformer-nano", "--budget", "steps=1", "--data.kind", "nope", "--out", "x"], "unknown corpus 'nope'"),
         (["transformer-nano", "--budget", "steps=1", *NO_FILE, "--out", "x"], "no file no;"),
-        (["transformer-nano", "--budget", "steps=1", "--learning_rates", "a,b", "--out", "x"], "takes numbers"),
+        (["transformer-nano", "--budget", "steps=1", "--learning_rates", "a,b", "--out", "x"], "a list of numbers"),
         (
             ["transformer-nano", "--budget", "steps=1", "--sweep_beyond", "1", "--out", "x"],
             "without --learning_rates",

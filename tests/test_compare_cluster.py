@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import json
 import os
 import signal
@@ -21,7 +20,7 @@ from training_runs import environment
 
 from glissando.cli import main
 from glissando.compare import cluster
-from glissando.compare.cluster import STOP, WorkerEnding, _Order, _train, require_ray
+from glissando.compare.cluster import STOP, WorkerEnding, _train, require_ray
 from glissando.compare.measure import read_measured
 from glissando.compare.plan import Job
 from glissando.errors import ConfigError, MissingExtraError, RunError
@@ -34,41 +33,44 @@ SMALL: dict[str, Any] = {
 
 
 @pytest.fixture
-def order(tmp_path, monkeypatch) -> _Order:
+def order(tmp_path, monkeypatch) -> dict[str, Any]:
     """One small training with one thread; the process is as it was afterwards."""
     monkeypatch.setattr(sys, "argv", list(sys.argv))
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     asked = comparison(tmp_path, **SMALL)
     asked.write_plan()
     job = Job("run", "transformer-nano", 0, 1e-3)
-    return _Order(job, asked.config(job).as_dict(), asked.directory, 1, False, argv=["glissando"])
+    return {
+        "job": job, "config": asked.config(job).as_dict(), "out": asked.directory, "threads": 1, "gpus": False,
+        "folder": os.getcwd(), "imports": [], "argv": ["glissando"],
+    }  # fmt: skip
 
 
 # ---------------------------------------------------------------------- a worker, without Ray
 
 
 def test_a_worker_trains_and_measures(order):
-    figures = _train(order)
-    path = order.job.path(order.out)
+    figures = _train(**order)
+    path = order["job"].path(order["out"])
     assert figures == read_measured(path)
     assert isinstance(figures, dict)
     assert figures["spent"]["step"] == 4
     record = Run(path).read_environment()
     assert (record["threads"], record["command"]) == (1, ["glissando"])
-    assert "parameters 7,472" in (order.out / "compare.log").read_text()
+    assert "parameters 7,472" in (order["out"] / "compare.log").read_text()
 
 
 def test_a_worker_that_is_asked_to_stop_saves_and_its_successor_goes_on(order, monkeypatch):
     monkeypatch.setattr(cluster, "_EVERY", -1.0)
-    order.config["training"]["save_every"] = 100
-    (order.out / STOP).touch()
-    assert _train(order) is None
-    run = Run(order.job.path(order.out))
+    order["config"]["training"]["save_every"] = 100
+    (order["out"] / STOP).touch()
+    assert _train(**order) is None
+    run = Run(order["job"].path(order["out"]))
     checkpoint = run.latest_checkpoint()
     assert checkpoint is not None
     assert 0 < int(checkpoint.name.removeprefix("step-")) < 4
-    (order.out / STOP).unlink()
-    figures = _train(order)
+    (order["out"] / STOP).unlink()
+    figures = _train(**order)
     assert isinstance(figures, dict)
     assert figures["spent"]["step"] == 4
     assert len(run.read_environment()["resumed"]) == 1
@@ -86,8 +88,8 @@ def test_a_worker_that_a_signal_ends_lets_another_go_on(order, monkeypatch):
 
     monkeypatch.setattr(cluster, "_Quiet", Ending)
     with pytest.raises(WorkerEnding, match="saved"):
-        _train(order)
-    assert Run(order.job.path(order.out)).latest_checkpoint() is not None
+        _train(**order)
+    assert Run(order["job"].path(order["out"])).latest_checkpoint() is not None
 
 
 @pytest.mark.parametrize(
@@ -98,11 +100,11 @@ def test_a_worker_that_a_signal_ends_lets_another_go_on(order, monkeypatch):
     ],
 )
 def test_a_worker_on_another_machine_names_what_it_lacks(order, changes, message):
-    error = _train(dataclasses.replace(order, **changes))
+    error = _train(**order | changes)
     assert isinstance(error, RunError | ConfigError)
     with pytest.raises(type(error), match=message):
         raise error
-    assert not order.job.path(order.out).exists()
+    assert not order["job"].path(order["out"]).exists()
 
 
 # ---------------------------------------------------------------------- the command, without Ray

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from glissando.cli.options import (
     Options,
@@ -13,6 +13,7 @@ from glissando.cli.options import (
     add_threads_option,
     choose_threads,
     number,
+    numbers,
     parse,
     parser_for,
     refuse_idle,
@@ -68,11 +69,11 @@ def _comparison(options: Options) -> Comparison:
         options.out,
         Amount.parse(options.budget, "--budget"),
         seeds=options.seeds,
-        learning_rates=_numbers(options.learning_rates, "--learning_rates", float),
+        learning_rates=options.learning_rates,
         sweep_beyond=options.sweep_beyond,
         probes=select_probes(words(options.probes)),
         probe_budget=Amount.parse(options.probe_budget, "--probe_budget"),
-        contexts=_numbers(options.contexts, "--contexts", int),
+        contexts=[int(context) for context in options.contexts],
         allow_unequal=options.allow_unequal,
         **{name: options.sections.get(name, {}) for name in ("model", "data", "training")},
     )
@@ -109,7 +110,10 @@ def _parser() -> Parser:
     parser.add_argument("--budget", help="budget of each training: tokens=2e6, flops=1e14, seconds=300 or steps=1000")
     parser.add_argument("--seeds", type=whole, default=1, help="number of trainings of each model")
     parser.add_argument(
-        "--learning_rates", help="rates to try for each model, separated by commas; by default that of each preset"
+        "--learning_rates",
+        type=numbers,
+        default=[],
+        help="rates to try for each model, such as 1e-3,2e-3; by default that of each preset",
     )
     parser.add_argument(
         "--sweep_beyond",
@@ -123,8 +127,9 @@ def _parser() -> Parser:
     parser.add_argument("--probe_budget", default="steps=500", help="budget of each training on a probe")
     parser.add_argument(
         "--contexts",
-        default="256,1024,4096",
-        help="numbers of tokens after which decoding is timed, separated by commas",
+        type=numbers,
+        default=[256, 1024, 4096],
+        help="numbers of tokens after which decoding is timed",
     )
     parser.add_argument(
         "--on",
@@ -145,11 +150,3 @@ def _parser() -> Parser:
     add_import_option(parser)
     parser.add_sections(SECTIONS, run_sections)
     return parser
-
-
-def _numbers(text: str | None, option: str, kind: type) -> list[Any]:
-    try:
-        return [kind(word) for word in words(text)]
-    except ValueError as error:
-        such = "256,1024" if kind is int else "1e-3,2e-3"
-        raise ConfigError(f"{option} takes numbers separated by commas, such as {such}; got {text!r}") from error

@@ -84,16 +84,13 @@ def parse(parser: Parser, arguments: Sequence[str]) -> Options:
     options.given = given
     _import(getattr(options, "imports", ()))
     values = {}
-    # A section as a whole, or its kind, comes before what is changed inside it.
-    ordered = sorted(texts, key=lambda name: name.removesuffix(".kind").count("."))
-    for name in ordered:
-        text = texts[name]
+    for name, text in texts.items():
         for registry in filter(None, map(registry_of, _hints(parser, name.removesuffix(".kind")))):
             registry.options_of(text)  # of an installed package: what it registers has options too
         if not (hints := _hints(parser, name)):
             raise _unknown_option(parser, f"--{name}")
         values[name] = read_value(hints, name, text)
-    options.sections = merge(parser.sections, *({name: values[name]} for name in ordered))
+    options.sections = merge(parser.sections, values)
     for name, value in options.sections.items():
         if not isinstance(value, Mapping):
             raise ConfigError(f"--{name}: expected a mapping of options, got {value!r}")
@@ -206,7 +203,7 @@ def numbers(text: str) -> list[float]:
     try:
         return [float(part) for part in text.strip().removeprefix("[").removesuffix("]").split(",") if part.strip()]
     except ValueError:
-        raise argparse.ArgumentTypeError(f"expected a list of numbers, such as '[-1, 0, 1]', got {text!r}") from None
+        raise argparse.ArgumentTypeError(f"expected a list of numbers, such as 0.5,1,2, got {text!r}") from None
 
 
 def _exponential(text: str) -> Decimal | None:

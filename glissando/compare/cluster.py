@@ -16,7 +16,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Generator, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -90,12 +90,11 @@ class Cluster:
             raise ConfigError(
                 f"no machine of the cluster has {self.cpus} CPUs and {gpus:g} GPUs: lower --cpus or --gpus"
             )
-        out = comparison.directory.resolve()
-        order = _Order(job, config.as_dict(), out, self.cpus, gpus > 0)
         task = ray.remote(_train).options(
             num_cpus=self.cpus, num_gpus=gpus, max_retries=_RETRIES, retry_exceptions=[WorkerEnding]
         )
-        return task.remote(order)
+        out = comparison.directory.resolve()
+        return task.remote(job, config.as_dict(), out, self.cpus, gpus > 0, os.getcwd(), imported(), sys.argv)
 
     def _figures(self, ray: Any, comparison: Comparison, job: Job, task: Any) -> dict[str, Any]:
         try:
@@ -167,20 +166,6 @@ class WorkerEnding(Exception):
     """The worker's machine shuts down: all is saved, and another worker can go on."""
 
 
-@dataclass(frozen=True)
-class _Order:
-    """What a worker needs to know. config: plain values, as --import registers classes."""
-
-    job: Job
-    config: dict[str, Any]
-    out: Path
-    threads: int
-    gpus: bool
-    folder: str = field(default_factory=os.getcwd)
-    imports: list[str] = field(default_factory=imported)
-    argv: list[str] = field(default_factory=lambda: list(sys.argv))
-
-
 class _Quiet(Log):
     """A log that only writes the comparison's file, and asks to stop where the command does."""
 
@@ -194,27 +179,38 @@ class _Quiet(Log):
         return self._is_asked
 
 
-def _train(order: _Order) -> dict[str, Any] | Exception | None:
-    """The task: the figures; None where the command asked to stop; as a value, an error that the user can mend."""
+def _train(
+    job: Job,
+    config: dict[str, Any],
+    out: Path,
+    threads: int,
+    gpus: bool,
+    folder: str,
+    imports: list[str],
+    argv: list[str],
+) -> dict[str, Any] | Exception | None:
+    """The task: the figures; None where the command asked to stop; as a value, an error that the user can mend.
+
+    config  plain values, as --import registers classes
+    """
     try:
-        if not (order.out / PLAN).is_file():
+        if not (out / PLAN).is_file():
             raise RunError(
-                f"a worker does not see the comparison in {order.out}: name an --out on a disk that all machines of "
+                f"a worker does not see the comparison in {out}: name an --out on a disk that all machines of "
                 "the cluster have at the same place"
             )
-        os.chdir(order.folder)
-        for file in order.imports:  # all machines of the cluster need them at the same place
+        os.chdir(folder)
+        for file in imports:  # all machines of the cluster need them at the same place
             import_file(file)
-        sys.argv = list(order.argv)
-        if not order.gpus:
+        sys.argv = list(argv)
+        if not gpus:
             os.environ["CUDA_VISIBLE_DEVICES"] = ""  # before CUDA is asked for
         prepare_to_train()
-        torch.set_num_threads(order.threads)
-        with contextlib.closing(_Quiet(order.out)) as log:
-            config = from_dict(RunConfig, order.config)
-            return train_and_measure(config, order.job, order.job.path(order.out), log)
+        torch.set_num_threads(threads)
+        with contextlib.closing(_Quiet(out)) as log:
+            return train_and_measure(from_dict(RunConfig, config), job, job.path(out), log)
     except Stopped as error:
-        if (order.out / STOP).exists():
+        if (out / STOP).exists():
             return None
         raise WorkerEnding(str(error)) from error
     except (GlissandoError, OSError) as error:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 from glissando.errors import RunError
 from glissando.evaluation.figures import figure_and_axes
@@ -29,6 +28,8 @@ def plot_loss(run: Path, target: Path, floor: float | None = None) -> Path:
 
     Raises RunError if nothing was logged.
     """
+    from matplotlib.ticker import EngFormatter
+
     rows = require_log(run)
     figure, (axes,) = figure_and_axes()
     for column, label, style in (
@@ -46,16 +47,7 @@ def plot_loss(run: Path, target: Path, floor: float | None = None) -> Path:
         axes.axhline(floor, color="#b3261e", linewidth=1.2, linestyle="--", label=f"entropy floor {floor:.3f}")
     axes.set(xlabel="tokens read", ylabel="bits per byte", xscale="log", title=run.name)
     axes.set_ylim(bottom=0)
-    _plain_decades(axes)
+    axes.xaxis.set_major_formatter(EngFormatter())
     axes.legend(frameon=False)
     figure.savefig(target)
     return target
-
-
-def _plain_decades(axes: Any) -> None:
-    """Ticks at 1, 2 and 5 of each decade, written 200 k and not 2 x 10^5."""
-    from matplotlib.ticker import EngFormatter, LogLocator, NullFormatter
-
-    axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
-    axes.xaxis.set_major_formatter(EngFormatter())
-    axes.xaxis.set_minor_formatter(NullFormatter())
