@@ -7,16 +7,15 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from glissando.config import from_dict, merge, to_dict
+from glissando.config import from_dict, merge
 from glissando.errors import ConfigError
-from glissando.model import ModelConfig
 from glissando.presets import load_preset, preset_names
 from glissando.training.config import RunConfig
 from glissando.training.length import BUDGETS
 from glissando.yaml_files import read_options
 
-#: a preset's name, the path of a YAML file, options as a YAML file holds, or a model's
-Given = str | Mapping[str, Any] | ModelConfig
+#: a preset's name, the path of a YAML file, or options as a YAML file holds
+Given = str | Mapping[str, Any]
 
 _SUFFIXES = (".yaml", ".yml")
 
@@ -41,8 +40,6 @@ def read_models(given: Sequence[str] | Mapping[str, Given]) -> dict[str, dict[st
             continue
         if name in preset_names():
             raise ConfigError(f"{name} is the name of a preset, which this model is not: give it another name")
-        if isinstance(what, ModelConfig):
-            what = {"model": to_dict(what)}
         source = name if isinstance(what, Mapping) else what
         values = what if isinstance(what, Mapping) else read_options(Path(what).expanduser())
         models[name] = _over_its_preset(values, source, is_first=number == 0)

@@ -108,8 +108,8 @@ class Job:
 class Comparison:
     """What to compare.
 
-    given           presets and YAML files of options, or name -> preset, file, options or ModelConfig; the others are
-                    compared with the first
+    given           presets and YAML files of options, or name -> preset, file or options; the others are compared with
+                    the first
     out             the directory of the comparison
     learning_rates  tried for each model at SWEEP_SHARE of the budget; none: each preset's own; one: that
     sweep_beyond    while the best is the lowest or the highest, the next one beyond is tried: at most so many
@@ -188,8 +188,6 @@ class Comparison:
                 raise ConfigError(f"--learning_rates must be positive, got {rate}")
         if self.seeds < 1:
             raise ConfigError(f"--seeds must be at least 1, got {self.seeds}")
-        if self.sweep_beyond < 0:
-            raise ConfigError(f"--sweep_beyond must be at least 0, got {self.sweep_beyond}")
         if not self.contexts or min(self.contexts) < 1:
             raise ConfigError(f"--contexts must be token counts of at least 1, got {self.contexts}")
 

@@ -28,8 +28,6 @@ if TYPE_CHECKING:
 
 #: in a comparison's directory: the measured speed of its models
 SPEED = "speed.json"
-#: raised when what is measured changes: older figures are not set beside new ones
-_SPEED_FORMAT = 3
 
 
 def compare(comparison: Comparison, cluster: Cluster | None = None) -> tuple[Path, list[ModelResult]]:
@@ -128,7 +126,7 @@ def _speed(comparison: Comparison, runs: list[Finished], log: Log) -> dict[str, 
         if run.failed is None:
             first.setdefault(run.job.model, run)
     # A directory may have been removed and trained again, with other options.
-    key: dict[str, Any] = {"format": _SPEED_FORMAT, "contexts": list(comparison.contexts)} | {
+    key: dict[str, Any] = {"contexts": list(comparison.contexts)} | {
         name: [str(run.path.relative_to(comparison.directory)), run.figures["provenance"]["date"]]
         for name, run in first.items()
     }
