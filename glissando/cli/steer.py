@@ -172,13 +172,14 @@ def trial_of(options: Options, model: LanguageModel) -> Trial:
 
 def table(figures: dict[str, Any]) -> str:
     """The figures of one dial, one a line, and the sweep."""
+    import pandas
+
     f = figures
 
     def share(name: str) -> str:
         low, high = f[f"{name}_95"]
         return f"{f[name]:.1%}   (95 %: {low:.1%} to {high:.1%})"
 
-    against_base = f["perplexity_against_base"] or [math.nan] * len(f["u"])
     at_0 = f["perplexity_at_0_against_base"]
     lines = [
         f"dial {f['dial']}, {f['prompts']} prompts" + (f", label {f['measure']}" if "sets" in f else ""),
@@ -189,19 +190,15 @@ def table(figures: dict[str, Any]) -> str:
         f"  anti-steerable     {f['anti_steerable']:.1%}",
         f"  no control  {f['bits_per_byte_uncontrolled']:.4f} bits a byte ({f['bits_per_byte_at_0']:.4f} at 0)",
         *([f"  perplexity at 0    {at_0:.4f} of the base's"] if at_0 is not None else []),
-        "                                                perplexity per token, as a ratio to",
-        "       u   mean label   evidence   bits per byte   no control   the base",
     ]
-    columns = ("u", "mean_label", "evidence", "bits_per_byte", "perplexity_against_uncontrolled")
-    for u, mean, evidence, bits, ratio, base in zip(*(f[column] for column in columns), against_base, strict=True):
-        last = "-" if math.isnan(base) else f"{base:.4f}"
-        lines.append(f"  {u:6.2f}   {mean:10.3f}   {evidence:8.1%}   {bits:13.4f}   {ratio:10.4f}   {last:>8}")
+    columns = {
+        "u": f["u"], "mean label": f["mean_label"], "evidence": f["evidence"], "bits per byte": f["bits_per_byte"],
+        "perplexity / no control": f["perplexity_against_uncontrolled"],
+    }  # fmt: skip
+    tables = [columns | ({} if at_0 is None else {"perplexity / the base": f["perplexity_against_base"]})]
     if "sets" in f:
-        titles, by_set = zip(*((f"P({each['name']})", each["probability"]) for each in f["sets"]), strict=True)
-        lines.append("       u   " + "   ".join(f"{title:>10}" for title in titles))
-        for u, *row in zip(f["u"], *by_set, strict=True):
-            cells = (f"{value:{max(len(title), 10)}.4g}" for title, value in zip(titles, row, strict=True))
-            lines.append(f"  {u:6.2f}   " + "   ".join(cells))
+        tables.append({"u": f["u"]} | {f"P({each['name']})": each["probability"] for each in f["sets"]})
+    lines += [pandas.DataFrame(each).to_string(index=False, float_format="{:.4g}".format) for each in tables]
     return "\n".join(lines)
 
 

@@ -180,15 +180,9 @@ class _Quiet(Log):
 
 
 def _train(
-    job: Job,
-    config: dict[str, Any],
-    out: Path,
-    threads: int,
-    gpus: bool,
-    folder: str,
-    imports: list[str],
+    job: Job, config: dict[str, Any], out: Path, threads: int, gpus: bool, folder: str, imports: list[str],
     argv: list[str],
-) -> dict[str, Any] | Exception | None:
+) -> dict[str, Any] | Exception | None:  # fmt: skip
     """The task: the figures; None where the command asked to stop; as a value, an error that the user can mend.
 
     config  plain values, as --import registers classes
