@@ -4,15 +4,29 @@ from __future__ import annotations
 
 import base64
 import math
+import re
 import sys
 import time
+from pathlib import Path
 
 import pytest
 import torch
 from machine import known_precision
 from tolerances import assert_close
-from training_runs import PLAIN, SHIFT, assert_same_tensors, configuration, curve, loop_for, metrics, weights
+from training_runs import (
+    PLAIN,
+    SHIFT,
+    assert_same_tensors,
+    configuration,
+    curve,
+    loop_for,
+    mapping,
+    metrics,
+    options,
+    weights,
+)
 
+from glissando.cli import main
 from glissando.data.corpora import build_corpus
 from glissando.errors import ConfigError, UnknownNameError
 from glissando.model import LanguageModel
@@ -313,20 +327,27 @@ def test_samples_end_with_the_learned_positions(tmp_path, length):
 
 
 def test_few_functions_receive_the_whole_configuration(tmp_path):
-    """A reader of `train` follows it through ten functions at most; the others get what they need of it."""
-    config, found = configuration(tmp_path, {"training.steps": 1}), set[str]()
+    """A reader of `train` follows it through ten functions, and twelve files that name its type, at most; the others
+    get what they need of it."""
+    values, found, files = mapping(tmp_path, {"training.steps": 1}), set[str](), set[str]()
 
     def note(frame, event, _):
         code = frame.f_code
         if event == "call" and "/glissando/" in code.co_filename:
+            files.add(code.co_filename)
             given = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
-            if any(isinstance(frame.f_locals.get(name), RunConfig) for name in given):
+            if "/cli/" not in code.co_filename and any(
+                isinstance(frame.f_locals.get(name), RunConfig) for name in given
+            ):
                 found.add(code.co_qualname)
 
     sys.setprofile(note)
     try:
-        train(config, tmp_path / "run")
+        assert main(["train", *options(values), f"--out={tmp_path}/run"]) == 0
     finally:
         sys.setprofile(None)
     assert {"train", "Loop.__init__"} < found
+    named = [file for file in sorted(files) if re.search(r"\bRunConfig\b", Path(file).read_text())]
+    assert {"fit.py", "config.py"} <= {Path(file).name for file in named}
+    assert len(named) <= 12, named
     assert len(found) <= 10, sorted(found)
