@@ -124,9 +124,9 @@ def test_an_example_is_written_trained_on_and_scored_beside_the_truth(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    assert main(["events", "example", "--process", "renewal", "--count", "6", "--out", "log.csv"]) == 0
+    assert main(["events", "example", "--process", "hawkes5", "--count", "6", "--out", "log.csv"]) == 0
     out = capsys.readouterr().out
-    assert "--data.end 250" in out
+    assert "--data.end 160" in out
     assert main(["events", "example", "--out", "log.csv"]) != 0
     assert "nothing is overwritten" in capsys.readouterr().err
     train = out.split("glissando ", 1)[1].split()
@@ -139,7 +139,7 @@ def test_an_example_is_written_trained_on_and_scored_beside_the_truth(
     assert found["figures"]["truth"]["model_minus"] < 0
     assert found["figures"]["truth"]["kind"] > found["figures"]["poisson"]["kind"]
     assert (Path(run) / HISTORY).exists()
-    assert main(["events", "example", "--process", "renewal", "--count", "2", "--seed", "1", "--out", "new.csv"]) == 0
+    assert main(["events", "example", "--process", "hawkes5", "--count", "2", "--seed", "1", "--out", "new.csv"]) == 0
     assert main(["events", "evaluate", run, "--file", "new.csv", "--threads", "1"]) == 0
     assert "nats an event short of the truth" in capsys.readouterr().out
     assert (Path(run) / "new" / RESIDUALS).exists()

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from glissando.events.processes import PROCESSES, Process, Truth, process_of
+from glissando.events.processes import PROCESSES, Hawkes, Truth, process_of
 
 #: columns with the log-likelihood of the truth, which `glissando events evaluate` compares with the model's
 TRUTH_TIME, TRUTH_KIND, TRUTH_END = "truth_time", "truth_kind", "truth_end"
@@ -25,7 +25,7 @@ class Series(NamedTuple):
     truth: Truth
 
 
-def drawn(process: Process, count: int, seed: int) -> Iterator[Series]:
+def drawn(process: Hawkes, count: int, seed: int) -> Iterator[Series]:
     """`count` series of a process, their times as they are written."""
     rng = np.random.default_rng(seed)
     for _ in range(count):
