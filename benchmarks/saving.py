@@ -63,7 +63,7 @@ class Timing(Progress):
 
 
 def measured(preset: str, batch_size: int, seq_len: int, rounds: int) -> dict[str, float]:
-    section = {name: value for name, value in load_preset(preset).items() if name != "about"}
+    section = load_preset(preset)
     never = 10**9
     training = {"steps": never, "save_every": 2, "validate_every": never, "sample_every": never, "accumulate": 1}
     with tempfile.TemporaryDirectory() as folder:

@@ -120,7 +120,7 @@ class Notes(JsonlCorpus):
 
 def configuration(folder: Path, options: argparse.Namespace) -> RunConfig:
     """Two stages: the notes without labels, then with them and at u = 0 tied to the model before."""
-    preset = {key: value for key, value in load_preset("hybrid-ode-nano").items() if key != "about"}
+    preset = load_preset("hybrid-ode-nano")
     files = {"path": str(folder / "train.jsonl"), "valid_path": str(folder / "valid.jsonl")}
     shared = {
         "model": {"hidden_size": options.width, "depth": {"control": list(DIALS)}},

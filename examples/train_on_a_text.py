@@ -31,7 +31,7 @@ def main() -> None:
             text.write_text(sample_text(400, seed=1))
         budget = {"steps": 20, "seconds": None} if options.quick else {"seconds": options.seconds}
         small = {"model": {"hidden_size": 32, "depth": {"layers": 1}}} if options.quick else {}
-        preset = {key: value for key, value in load_preset(options.preset).items() if key != "about"}
+        preset = load_preset(options.preset)
         config = from_dict(
             RunConfig,
             merge(RunConfig, preset, small, {"data": {"kind": "text", "path": str(text)}, "training": budget}),

@@ -126,7 +126,7 @@ class Estimator(ABC):
             def task(self, resumed: Run | None = None) -> Any:
                 return task(self)
 
-        values = merge(config, _preset(self.preset, self._kind), last, more, self.options or {})
+        values = merge(config, load_preset(self.preset, self._kind), last, more, self.options or {})
         with tempfile.TemporaryDirectory() as folder, _generators_kept():
             train(
                 from_dict(InMemory, {"data": {}, **values}),
@@ -143,7 +143,7 @@ class Estimator(ABC):
         preset = config.get("preset") or str(inspect.signature(cls).parameters["preset"].default)
         sizes = {name: config["model"][name] for name in cls._sizes}
         data = {name: config["data"][name] for name in cls._data if name in names}
-        base = from_dict(kind, {"data": {}, **merge(kind, _preset(preset, cls._kind), {"data": data})}).as_dict()
+        base = from_dict(kind, {"data": {}, **merge(kind, load_preset(preset, cls._kind), {"data": data})}).as_dict()
         base["model"] = to_dict(from_dict(model, {**base["model"], **sizes}, "model"))
         base["training"]["seed"] = data["seed"]
         found, known = (
@@ -157,10 +157,6 @@ class Estimator(ABC):
         if "head" in names:
             made["head"] = options.pop("model.head", None)
         return made
-
-
-def _preset(name: str, kind: str) -> dict[str, Any]:
-    return {part: value for part, value in load_preset(name, kind).items() if part != "about"}
 
 
 @contextmanager

@@ -168,7 +168,7 @@ def _validations(runs: list[Run]) -> list[tuple[float, float, float]]:
 
 
 def _shared(task: Task, seed: int, options: argparse.Namespace) -> dict[str, Any]:
-    preset = {key: value for key, value in load_preset(task.preset).items() if key != "about"}
+    preset = load_preset(task.preset)
     training = {
         "seed": seed,
         "optimizer": {"kind": "adamw", "learning_rate": options.rate or task.rate, "beta2": 0.99},

@@ -66,7 +66,7 @@ def show(name: str, pairs: int | None, seed: int, result: dict[str, Any]) -> Non
 
 def answer(shape: dict[str, Any], pairs: int | None, seed: int, steps: int) -> dict[str, Any]:
     """Train on endless pairs and answer unseen ones; or on `pairs` random pairs and answer those again."""
-    preset = {key: value for key, value in load_preset("minimal-transformer").items() if key != "about"}
+    preset = load_preset("minimal-transformer")
     fixed = {"kind": "fixed-pairs", "rule": "random", "train_pairs": pairs} if pairs else {"kind": "shift"}
     training = {
         "steps": steps,

@@ -136,7 +136,7 @@ def test_mistakes_in_growth_show_before_any_training(tmp_path, stages, message):
 
 def test_the_example_of_growth_is_one_that_trains():
     values = yaml.safe_load((Path(__file__).parent.parent / "examples" / "grow.yaml").read_text())
-    preset = {k: v for k, v in load_preset(values["preset"]).items() if k != "about"}
+    preset = load_preset(values["preset"])
     config = from_dict(RunConfig, merge(RunConfig, preset, values))
     widths = [stage.model.hidden_size for _, stage, _ in plans(config, Path("out"))]
     assert widths == [32, 64, 128]

@@ -347,7 +347,7 @@ def test_the_command_line_trains_stages_and_goes_on_from_a_run(tmp_path):
 
 def test_the_example_of_stages_is_one_that_trains():
     values = yaml.safe_load((Path(__file__).parent.parent / "examples" / "steer.yaml").read_text())
-    preset = {key: value for key, value in load_preset(values["preset"]).items() if key != "about"}
+    preset = load_preset(values["preset"])
     (_, pretrain, _), (_, steer, _) = plans(from_dict(RunConfig, merge(RunConfig, preset, values)), Path("out"))
     assert (pretrain.model.depth.control, pretrain.data.labelled) == ([], False)
     assert (steer.model.depth.control, steer.data.labelled) == (["mood", "speech"], True)

@@ -134,7 +134,7 @@ def trained(task: str, model: str, rate: float, seed: int, settings: argparse.Na
     from glissando.training.hook import Hook
 
     read, test, reading = logs(task, settings.data, settings.out)
-    preset = {name: value for name, value in load_preset("delta-events", "events").items() if name != "about"}
+    preset = load_preset("delta-events", "events")
     budget = {"seed": seed, "seconds": settings.seconds, "optimizer": {"learning_rate": rate}}
     base = merge(
         EventsRunConfig, {"data": {}}, preset, TASKS[task]["options"], {"data": read}, {"training": budget}

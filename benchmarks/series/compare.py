@@ -209,7 +209,7 @@ def trained(task: str, model: str, rate: float, seed: int, settings: argparse.Na
     from glissando.training.hook import Hook
 
     train_csv, tests = tables(task, settings.data, settings.out)
-    preset = {name: value for name, value in load_preset("liquid-series", "series").items() if name != "about"}
+    preset = load_preset("liquid-series", "series")
     given = merge({}, TASKS[task]["options"], {"data": {"path": str(train_csv)}})
     if "static_path" in given["data"]:
         given["data"]["static_path"] = str(settings.data / given["data"]["static_path"])

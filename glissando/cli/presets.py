@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from glissando.cli.options import parse, parser_for
-from glissando.presets import load_preset, preset_names, preset_parameters
+from glissando.presets import load_preset, preset_about, preset_names, preset_parameters
 
 
 def main(arguments: Sequence[str]) -> None:
@@ -16,9 +16,9 @@ def main(arguments: Sequence[str]) -> None:
     if name is not None:
         import yaml
 
-        print(yaml.safe_dump(load_preset(name), sort_keys=False), end="")
+        print(f"# {preset_about(name)}\n{yaml.safe_dump(load_preset(name), sort_keys=False)}", end="")
         return
     names = preset_names()
     widest = max(map(len, names))
     for preset in names:
-        print(f"{preset:{widest}}{preset_parameters(preset):>13,}   {load_preset(preset)['about']}")
+        print(f"{preset:{widest}}{preset_parameters(preset):>13,}   {preset_about(preset)}")

@@ -79,7 +79,7 @@ def train_on_table(options: Options, kind: Any, folder: str, usual: str, tables:
     require_out(options, f"name the run directory to make, such as --out runs/{folder}")
     file = {} if options.config is None else dict(read_options(options.config, f"--config {options.config}"))
     preset = options.preset or file.get("preset") or usual
-    chosen = {name: value for name, value in load_preset(preset, folder).items() if name != "about"}
+    chosen = load_preset(preset, folder)
     last = {"preset": preset, "imports": imported()}
     config = kind.read(merge(kind, chosen, file, options.sections, last))
     choose_threads(options, *USUAL)

@@ -126,7 +126,7 @@ def run_sections() -> dict[str, Any]:
 def _of_preset(name: str) -> RunConfig:
     from glissando.training.config import RunConfig
 
-    return from_dict(RunConfig, {key: value for key, value in load_preset(name).items() if key != "about"})
+    return from_dict(RunConfig, load_preset(name))
 
 
 def _config(options: Options) -> RunConfig:
@@ -151,7 +151,7 @@ def _config(options: Options) -> RunConfig:
     given = [*options.given, *flat(file)]
     if start is not None and "data" in before:
         before["data"] = without_held_out(start, before["data"], given)
-    chosen = {} if preset is None else {key: value for key, value in load_preset(preset).items() if key != "about"}
+    chosen = {} if preset is None else load_preset(preset)
     last = {"preset": preset or before.get("preset"), "start_from": start, "imports": imported()}
     config = from_dict(RunConfig, merge(RunConfig, before, chosen, file, options.sections, last))
     if start is not None:

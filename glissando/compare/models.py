@@ -36,7 +36,6 @@ def read_models(given: Sequence[str] | Mapping[str, Given]) -> dict[str, dict[st
             )
         if isinstance(what, str) and Path(what).suffix not in _SUFFIXES:
             models[name] = {"preset": what, **load_preset(what)}
-            models[name].pop("about", None)
             continue
         if name in preset_names():
             raise ConfigError(f"{name} is the name of a preset, which this model is not: give it another name")
@@ -71,7 +70,6 @@ def _over_its_preset(values: Mapping[str, Any], source: str, is_first: bool) -> 
         )
     preset = values.get("preset")
     merged = merge(RunConfig, {} if preset is None else load_preset(str(preset)), values)
-    merged.pop("about", None)
     try:
         from_dict(RunConfig, merged)
     except ConfigError as error:

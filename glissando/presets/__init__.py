@@ -17,14 +17,17 @@ def preset_names(folder: str = "") -> tuple[str, ...]:
 
 
 def load_preset(name: str, folder: str = "") -> dict[str, Any]:
-    """The preset's file: `about` (one line), `model`, and training sections for `glissando train`.
+    """The preset's options: `model`, and training sections for `glissando train`.
 
     Raises UnknownNameError, naming the nearest preset.
     """
-    values = _read(name, folder)
-    values.pop("parameters", None)  # none of a series model, whose inputs are the data's
-    values.pop("text", None)
-    return values
+    said = ("about", "parameters", "text")
+    return {part: values for part, values in _read(name, folder).items() if part not in said}
+
+
+def preset_about(name: str) -> str:
+    """What the preset is, in a line."""
+    return _read(name)["about"]
 
 
 def preset_text(name: str | None) -> str | None:

@@ -211,7 +211,7 @@ def _shared(plan: Plan, seed: int) -> dict[str, Any]:
     from glissando.config import merge
     from glissando.presets import load_preset
 
-    preset = {key: value for key, value in load_preset(PRESET).items() if key != "about"}
+    preset = load_preset(PRESET)
     every = 5 if plan.quick else 50
     training = {
         "seed": seed,
