@@ -80,7 +80,9 @@ def scan_pairs(a: Tensor, x: Tensor, h0: Tensor | None = None) -> tuple[Tensor, 
     In a compiled graph no result is complex: Inductor generates no code for complex numbers, and before PyTorch 2.13
     it overlooks that view_as_real(h) shares memory with h, and writes over what the backward of the scan reads.
     """
-    if torch.compiler.is_compiling() and not exporting():
+    if exporting():
+        return _loop_of_pairs(a, x, h0)
+    if torch.compiler.is_compiling():
         backend = _automatic(x)
         if backend != "reference":
             return _compiled_pairs(a if a.ndim > x.ndim else a[None, None], x, h0, backend)
@@ -105,6 +107,21 @@ def _loop(a: Tensor, x: Tensor, h0: Tensor | None) -> tuple[Tensor, Tensor]:
         return (h,), h
 
     start = x.new_zeros(x.shape[0], *x.shape[2:]) if h0 is None else h0
+    h, (last,) = over_time(step, (start,), (a.expand_as(x), x))
+    return h, last
+
+
+def _loop_of_pairs(a: Tensor, x: Tensor, h0: Tensor | None) -> tuple[Tensor, Tensor]:
+    """The same of pairs (N, 2) or (B, T, N, 2), for runtimes without complex numbers; x (B, T, N), or 2 N for pairs."""
+    features = a.shape[-2]
+    x = x.unflatten(-1, (features, 2)) if x.shape[-1] != features else torch.stack((x, torch.zeros_like(x)), -1)
+
+    def step(carry: tuple[Tensor, ...], now: tuple[Tensor, ...]) -> tuple[tuple[Tensor, ...], Tensor]:
+        (p, q), (u, v) = now[0].unbind(-1), carry[0].unbind(-1)
+        h = torch.stack((p * u - q * v, p * v + q * u), -1) + now[1]
+        return (h,), h
+
+    start = x.new_zeros(x.shape[0], *x.shape[2:]) if h0 is None else h0.to(x.dtype)
     h, (last,) = over_time(step, (start,), (a.expand_as(x), x))
     return h, last
 

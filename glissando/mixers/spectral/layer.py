@@ -35,9 +35,10 @@ from pydantic import PositiveInt
 from torch import Tensor, nn
 
 from glissando.config import options
-from glissando.errors import ConfigError, NotCompiled
+from glissando.errors import ConfigError, NotCompiled, Refused
+from glissando.kernels.loop import exporting
 from glissando.kernels.precise import widest
-from glissando.kernels.scan import scan, scan_pairs
+from glissando.kernels.scan import scan_pairs
 from glissando.mixers.base import Context, Mixer, Picture, initialized, last_real, placement, register_mixer
 from glissando.mixers.memory import starting_turns
 from glissando.mixers.spectral.phase_gate import phase_gate
@@ -179,7 +180,7 @@ class Spectral(Mixer):
         with without_autocast(x.device.type):
             constants = self._constants(ctx)
             u = exact(entry)
-            if entry.shape[-1] != self.channels:  # complex: filtered, or gated by phase
+            if entry.shape[-1] != self.channels and not exporting():  # complex: filtered, gated by phase, or pairs of x
                 u = torch.view_as_complex(u.contiguous().view(*x.shape[:2], self.channels, 2))
             if constants.f is not None and constants.g is not None:
                 u = rational_filter(u, constants.f, constants.g)
@@ -196,11 +197,7 @@ class Spectral(Mixer):
                     a = _scaled(torch.exp(-gamma), a)
             if ctx.dt is not None:
                 a = aged(gamma, constants.turn, ctx.dt)
-            if torch.compiler.is_compiling():
-                h, last = scan_pairs(a, u, None if state is None else state.h)
-            else:  # what scan_pairs does, without a call more
-                start = None if state is None else torch.view_as_complex(state.h)
-                h, last = map(torch.view_as_real, scan(torch.view_as_complex(a), u, start))
+            h, last = scan_pairs(a, u, None if state is None else state.h)
             y = h.flatten(-2)
         if gate is not None:
             y = y.to(gate.dtype) * F.silu(gate)
@@ -270,9 +267,12 @@ class Spectral(Mixer):
         return builder.linear(self.out.weight, None, y), state
 
     def export_form(self, capacity: int) -> nn.Module:
-        from glissando.mixers.spectral.export import PairedSpectral
-
-        return PairedSpectral(self)
+        if self.config.filter or self.config.phase_gate:
+            raise Refused(
+                "mixer `spectral` with mixer.filter or mixer.phase_gate cannot be exported: they compute with complex "
+                "numbers, which not every runtime has. Train one without them, such as continuous-transformer-nano"
+            )
+        return self
 
     def _constants(self, ctx: Context) -> _Constants:
         if ctx.memo is None:
