@@ -74,7 +74,7 @@ def test_states_kept_stay_within_their_bytes(model):
         run_down(engine)
         kept = engine.prefixes
         known = list(kept._known.values())
-        assert kept.bytes == sum(state_bytes((k.state, k.logits)) + 256 for k in known) <= limit
+        assert kept.bytes == sum(state_bytes((k.state, k.logits)) + 4 * k.length + 256 for k in known) <= limit
     assert 1 <= len(kept) < 30
     assert sum(kept._lengths.values()) == len(kept)
     before = engine.tokens_reused

@@ -28,18 +28,15 @@ def main(arguments: Sequence[str]) -> None:
     parser = parser_for("serve", "Serve a run over HTTP, as OpenAI's interface does, and a page at /.", EXAMPLE)
     parser.add_argument("run", nargs="+", help="run directory or checkpoint; give several for several models")
     parser.add_argument(
-        "--host", default="127.0.0.1", help="address to listen on; by default only reachable from this machine"
+        "--host",
+        default="127.0.0.1",
+        help=f"address to listen on, by default only reachable from this machine; {KEY} has the keys to ask for",
     )
     parser.add_argument("--port", type=whole, default=8000, help="port; 0 chooses a free one")
     parser.add_argument(
         "--name",
         action="append",
         help="name of the model, by default that of its folder; once for each run, in the same order",
-    )
-    parser.add_argument(
-        "--api_key_file",
-        metavar="FILE",
-        help=f"file of keys, one a line, each with its own cached prompts; or set {KEY}",
     )
     parser.add_argument("--max_sessions", type=whole, default=64, help="largest number of active texts; others wait")
     parser.add_argument("--max_prompt", type=whole, default=16384, help="largest number of tokens of a prompt")
@@ -66,19 +63,12 @@ def main(arguments: Sequence[str]) -> None:
     serve(options)
 
 
-def read_keys(file: str | None) -> list[str]:
+def read_keys() -> list[str]:
     """The keys that are asked for; none: anyone may come. Raises ConfigError for none where some are announced."""
-    try:
-        text, name = os.environ.get(KEY), KEY
-        if file is not None:
-            text, name = Path(file).read_text("utf-8"), f"--api_key_file {file}"
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"--api_key_file {file} cannot be read: {error}") from error
-    keys = [line.strip() for line in (text or "").splitlines() if line.strip()]
+    text = os.environ.get(KEY)
+    keys = (text or "").split()
     if text is not None and not keys:
-        raise ConfigError(
-            f"{name} holds no key, so that anyone could use the server; write one a line, or leave it out"
-        )
+        raise ConfigError(f"{KEY} holds no key, so that anyone could use the server; write one or several, or unset it")
     return keys
 
 
@@ -112,11 +102,11 @@ def own_names(host: str) -> list[str] | None:
     return [*_LOOPBACK, *addresses, host] if local else None
 
 
-def access(host: str, file: str | None) -> tuple[list[str], list[str] | None]:
+def access(host: str) -> tuple[list[str], list[str] | None]:
     """The keys that are asked for, and the names that requests may call the server by; a line where anyone may come."""
-    keys, hosts = read_keys(file), own_names(host)
+    keys, hosts = read_keys(), own_names(host)
     if hosts is None and not keys:
-        print(f"anyone who reaches {host} can use this server: set --api_key_file, or {KEY}, to ask for a key")
+        print(f"anyone who reaches {host} can use this server: set {KEY} to ask for a key")
     return keys, hosts
 
 
@@ -144,7 +134,7 @@ def _server(o: Options) -> Any:
     from glissando.allocator import return_freed_memory
 
     runs = _named(o)
-    keys, hosts = access(o.host, o.api_key_file)
+    keys, hosts = access(o.host)
     memory = None if o.memory is None else size_of(o.memory)
     models = {name: open_model(o, run) for name, run in runs.items()}
     for model in models.values():

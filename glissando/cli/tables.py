@@ -16,7 +16,7 @@ from glissando.yaml_files import read_options
 #: rows and width of activations for which threads are chosen
 USUAL = (1024, 64)
 #: the options of serving
-SERVING = ("host", "port", "api_key_file", "memory", "threads", "import")
+SERVING = ("host", "port", "memory", "threads", "import")
 
 
 def require_action(
@@ -115,7 +115,6 @@ def write_example(options: Options, table: Callable[[], str]) -> Path:
 def add_serving_options(parser: Parser) -> None:
     parser.add_argument("--host", default="127.0.0.1", help="for serve: address to listen on, by default this machine")
     parser.add_argument("--port", type=whole, default=8000, help="for serve: port; 0 chooses a free one")
-    parser.add_argument("--api_key_file", metavar="FILE", help="for serve: file of keys, one a line")
     parser.add_argument("--memory", metavar="SIZE", default="256MiB", help="for serve: of the states of all series")
 
 
@@ -136,7 +135,7 @@ def serve_table(options: Options, run: Any, what: str) -> None:
     if options.port < 0:
         raise ConfigError(f"--port must be at least 0, got {options.port}")
     memory = size_of(options.memory)
-    keys, hosts = access(options.host, options.api_key_file)
+    keys, hosts = access(options.host)
     choose_threads(options, *USUAL)
     name = Path(options.run).resolve().name
     server = server_of(run.open(options.run), name, memory=memory, api_key=keys, hosts=hosts)

@@ -8,7 +8,7 @@ import uuid
 from collections.abc import Sequence
 from typing import Any
 
-from glissando.data.tokenizers import StreamDecoder, Tokenizer
+from glissando.data.tokenizers import Tokenizer
 from glissando.serving.session import Piece, Token
 
 
@@ -28,18 +28,6 @@ def as_json(value: Any) -> str:
     return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
 
 
-class _Characters:
-    """How many whole characters of a text stand before each of its tokens."""
-
-    def __init__(self, tokenizer: Tokenizer) -> None:
-        self.decoder, self.count = StreamDecoder(tokenizer), 0
-
-    def before(self, token: int) -> int:
-        before = self.count
-        self.count += len(self.decoder.push(token))
-        return before
-
-
 class Answer:
     """The answer to one request, whole or in pieces.
 
@@ -53,7 +41,6 @@ class Answer:
         self.id = f"{self.prefix}-{uuid.uuid4().hex}"
         self.model, self.tokenizer, self.asked, self.created = model, tokenizer, asked, int(time.time())
         self.dials = dials
-        self.characters: dict[int, _Characters] = {}
 
     def whole(self, texts: Sequence[str], pieces: Sequence[list[Piece]], usage: dict[str, int]) -> bytes:
         """Every text with its tokens and why it ended, as JSON. Each text's `pieces` are cleared once it is written, so
@@ -62,14 +49,14 @@ class Answer:
         for index, text in enumerate(texts):
             tokens, finish = [token for piece in pieces[index] for token in piece.tokens], pieces[index][-1].finish
             pieces[index].clear()
-            logprobs = self._logprobs(index, tokens) if self.asked else None
+            logprobs = self._logprobs(tokens) if self.asked else None
             choices.append(as_json(self._choice(index, text, finish) | {"logprobs": logprobs}))
         head = as_json(self._head(self.kind) | {"usage": usage})
         return f'{head[:-1]},"choices":[{",".join(choices)}]}}'.encode()
 
     def chunk(self, index: int, text: str, piece: Piece) -> dict[str, Any]:
         """What is new of a text; with `control`, where its token is the first that was drawn under it."""
-        logprobs = self._logprobs(index, list(piece.tokens)) if self.asked else None
+        logprobs = self._logprobs(list(piece.tokens)) if self.asked else None
         choice = self._delta(index, text, piece.finish) | {"logprobs": logprobs}
         if piece.control is not None:
             choice |= {"control": dict(zip(self.dials, piece.control, strict=True))}
@@ -91,8 +78,7 @@ class Answer:
 
     _delta = _choice
 
-    def _logprobs(self, index: int, tokens: list[Token]) -> dict[str, list[Any]]:
-        characters = self.characters.setdefault(index, _Characters(self.tokenizer))
+    def _logprobs(self, tokens: list[Token]) -> dict[str, list[Any]]:
         return {
             "tokens": [token_text(self.tokenizer, token.id) for token in tokens],
             "token_logprobs": [token.logprob for token in tokens],
@@ -100,7 +86,6 @@ class Answer:
                 None if token.logprob is None else {token_text(self.tokenizer, i): value for i, value in token.top}
                 for token in tokens
             ],
-            "text_offset": [characters.before(token.id) for token in tokens],
         }
 
 
@@ -121,7 +106,7 @@ class ChatAnswer(Answer):
     def _delta(self, index: int, text: str, finish: str | None) -> dict[str, Any]:
         return {"index": index, "delta": {"content": text} if text else {}, "finish_reason": finish}
 
-    def _logprobs(self, index: int, tokens: list[Token]) -> dict[str, list[Any]]:
+    def _logprobs(self, tokens: list[Token]) -> dict[str, list[Any]]:
         tops = [[self._one(i, value) for i, value in token.top] for token in tokens]
         ones = [self._one(token.id, token.logprob) for token in tokens]
         return {"content": [one | {"top_logprobs": top} for one, top in zip(ones, tops, strict=True)], "refusal": []}

@@ -20,7 +20,7 @@ from glissando.model import LanguageModel
 from glissando.serving.answers import Answer, ChatAnswer, as_json
 from glissando.serving.engine import Engine
 from glissando.serving.group import DisconnectedError, Group
-from glissando.serving.http import Route, application, configuration, json_body, logged
+from glissando.serving.http import Route, application, configuration, logged
 from glissando.serving.limits import Limits, Receive, Scope, Send
 from glissando.serving.planning import Served
 from glissando.serving.runner import Runner
@@ -125,8 +125,8 @@ class Server:
         return app
 
     async def read(self, request: Request, then: Callable[[bytes], _Read]) -> _Read:
-        """`then` of the body. Raises HTTPException for what is not JSON."""
-        body = await json_body(request)
+        """`then` of the body."""
+        body = await request.body()
         return then(body) if len(body) < _SHORT else await self._aside(then, body)
 
     async def _aside(self, work: Callable[..., _Read], *arguments: Any) -> _Read:

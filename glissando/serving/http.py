@@ -61,15 +61,6 @@ def configuration(app: FastAPI, limits: Limits, **options: Any) -> uvicorn.Confi
     return uvicorn.Config(app, **defaults | options)
 
 
-async def json_body(request: Request) -> bytes:
-    """The body. Raises HTTPException where the request does not say that it is JSON: a page of another origin may send
-    other types without being allowed to."""
-    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-    if kind != "application/json":
-        raise HTTPException(415, f"the content type is {kind[:60]!r}; send JSON, as application/json")
-    return await request.body()
-
-
 def logged(error: RequestError) -> dict[str, Any]:
     """The body of an error, which is logged where the model failed."""
     if isinstance(error, ModelFailedError):

@@ -13,9 +13,6 @@ Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 App = Callable[[Scope, Receive, Send], Awaitable[None]]
 
-#: bytes of a request that always fit; of those beyond, all clients together may have `_LONG_BODIES` under way
-_SHORT_BODY, _LONG_BODIES = 2**16, 2**26
-
 
 @dataclass(frozen=True)
 class Limits:
@@ -23,14 +20,14 @@ class Limits:
     max_prompt   tokens of a prompt, its end token included
     max_tokens   tokens that a text may ask for
     max_copies   texts of one request, prompts times n
-    max_body     bytes of a request
+    max_body     bytes of a request; as many connections as there may be can each hold so many
     patience     seconds to send a request, and to take what was sent
     """
 
     max_prompt: int = 16384
     max_tokens: int = 4096
     max_copies: int = 64
-    max_body: int = 2**20
+    max_body: int = 2**18
     patience: float = 30.0
 
 
@@ -52,7 +49,6 @@ class Gate:
         self.app, self.limit = app, limits.max_body
         self.keys = [key.encode() for key in keys]
         self.hosts = None if hosts is None else frozenset(host.lower() for host in hosts)
-        self._long_bytes = 0  # bytes of long requests that have not gone on
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -65,28 +61,16 @@ class Gate:
         too_large = 413, f"the request has more than {self.limit:,} bytes; send a shorter one", "body_too_large"
         if length.isdigit() and int(length) > self.limit:
             return await _refuse(send, *too_large)
-        body, more, counted = bytearray(), True, 0
-        try:
-            while more:
-                part = await receive()
-                if part["type"] == "http.disconnect":
-                    return None
-                body += part.get("body", b"")
-                more = part.get("more_body", False)
-                if len(body) > self.limit:
-                    return await _refuse(send, *too_large)
-                self._long_bytes += max(0, len(body) - _SHORT_BODY) - counted
-                counted = max(0, len(body) - _SHORT_BODY)
-                if counted and self._long_bytes > _LONG_BODIES:
-                    message = (
-                        f"long requests under way have {self._long_bytes:,} bytes, of {_LONG_BODIES:,}; try again later"
-                    )
-                    return await _refuse(send, 503, message, "too_many_bytes")
-            whole = bytes(body)
-            body.clear()
-            await self.app(scope, _replay(whole, receive), send)
-        finally:
-            self._long_bytes -= counted
+        body, more = bytearray(), True
+        while more:
+            part = await receive()
+            if part["type"] == "http.disconnect":
+                return None
+            body += part.get("body", b"")
+            more = part.get("more_body", False)
+            if len(body) > self.limit:
+                return await _refuse(send, *too_large)
+        await self.app(scope, _replay(bytes(body), receive), send)
 
     def _foreign(self, method: str, headers: dict[bytes, bytes]) -> tuple[int, str, str] | None:
         """What a page of another origin does: it calls this server by its own name, or writes from its own place."""
@@ -124,7 +108,7 @@ async def _refuse(send: Send, status: int, message: str, code: str) -> None:
     body = json.dumps(error_body(message, "invalid_request_error", code)).encode()
     head = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
     head += [(b"connection", b"close")]
-    head += {401: [(b"www-authenticate", b"Bearer")], 503: [(b"retry-after", b"1")]}.get(status, [])
+    head += [(b"www-authenticate", b"Bearer")] if status == 401 else []
     await send({"type": "http.response.start", "status": status, "headers": head})
     await send({"type": "http.response.body", "body": body})
 

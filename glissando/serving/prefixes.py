@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import secrets
 from collections import Counter, OrderedDict
-from collections.abc import Iterable, Iterator, Sequence
-from hashlib import blake2b
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -13,8 +11,8 @@ from torch import Tensor
 
 from glissando.state import State, state_bytes
 
-#: how many tokens were read, their digest, the control that they were read under, and whose they are
-_Key = tuple[int, bytes, tuple[float, ...] | None, int | None]
+#: the tokens that were read, the control that they were read under, and whose they are
+_Key = tuple[bytes, tuple[float, ...] | None, int | None]
 
 
 class Known(NamedTuple):
@@ -26,8 +24,8 @@ class Known(NamedTuple):
 
     @property
     def size(self) -> int:
-        """Bytes, with some hundred for the entry."""
-        return state_bytes((self.state, self.logits)) + 256
+        """Bytes, with those of the tokens and some hundred for the entry."""
+        return state_bytes((self.state, self.logits)) + 4 * self.length + 256
 
 
 class Prefixes:
@@ -40,16 +38,15 @@ class Prefixes:
         self.limit, self.bytes = limit, 0
         self._known: OrderedDict[_Key, Known] = OrderedDict()
         self._lengths: Counter[int] = Counter()
-        self._secret = secrets.token_bytes(16)
 
     def __len__(self) -> int:
         return len(self._known)
 
     def longest(self, ids: Sequence[int], control: tuple[float, ...] | None, owner: int | None = None) -> Known | None:
         """The state after as many of the first tokens of `ids` as any of the owner's is known for."""
-        lengths = sorted(n for n in self._lengths if n <= len(ids))
-        keys = [(n, digest, control, owner) for n, digest in zip(lengths, self._digests(ids, lengths), strict=True)]
-        for key in reversed(keys):
+        raw = np.asarray(ids, np.int32).tobytes()
+        for length in sorted((n for n in self._lengths if n <= len(ids)), reverse=True):
+            key = raw[: 4 * length], control, owner
             if key in self._known:
                 self._known.move_to_end(key)
                 return self._known[key]
@@ -64,8 +61,7 @@ class Prefixes:
         owner: int | None = None,
     ) -> None:
         """Remember a state of one row and what follows it; both must not be changed afterwards."""
-        known, [digest] = Known(len(ids), state, logits), self._digests(ids, [len(ids)])
-        key = (len(ids), digest, control, owner)
+        known, key = Known(len(ids), state, logits), (np.asarray(ids, np.int32).tobytes(), control, owner)
         if known.size <= self.limit and key not in self._known:
             self._known[key] = known
             self._lengths[known.length] += 1
@@ -78,11 +74,3 @@ class Prefixes:
             known = self._known.popitem(last=False)[1]
             self.bytes -= known.size
             self._lengths -= Counter([known.length])
-
-    def _digests(self, ids: Sequence[int], lengths: Iterable[int]) -> Iterator[bytes]:
-        """A digest of the first n of `ids` for each of the rising lengths n, in one go."""
-        raw, digest, done = np.asarray(ids, np.int64).tobytes(), blake2b(key=self._secret, digest_size=16), 0
-        for length in lengths:
-            digest.update(raw[8 * done : 8 * length])
-            done = length
-            yield digest.digest()

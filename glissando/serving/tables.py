@@ -26,7 +26,7 @@ from fastapi.responses import JSONResponse, Response
 from glissando.errors import GlissandoError, NotFiniteError
 from glissando.live import Live, Seal
 from glissando.machine import readable
-from glissando.serving.http import application, configuration, json_body
+from glissando.serving.http import application, configuration
 from glissando.serving.limits import Limits
 from glissando.serving.schema import BadRequestError, StateBody, read_body
 from glissando.serving.session import ModelFailedError, TooLargeError
@@ -99,7 +99,7 @@ class TableServer(ABC):
 
     async def observe(self, request: Request) -> Response:
         """POST /v1/observe."""
-        body, key = await json_body(request), request.scope["key"]
+        body, key = await request.body(), request.scope["key"]
         answer = await asyncio.get_running_loop().run_in_executor(self._worker, self._observe, body, key)
         return JSONResponse(answer)
 
