@@ -29,9 +29,10 @@ options = MIXERS.read({"kind": "tau", "heads": 2, "importance": True, "forget_ga
 assert type(options).__module__ == "tauformer.layer"
 check_mixer(MIXERS["tau"], options)
 
-assert main(["laplacian", "build", "--chain", "--size", "8", "--out", "chain.safetensors"]) == 0
+source = ["--corpus", "shift", "--tokens", "3000", "--size", "8"]
+assert main(["laplacian", "build", *source, "--out", "graph.safetensors"]) == 0
 small = ["--model.hidden_size", "16", "--model.mixer.heads", "2", "--model.depth.layers", "1"]
-graph = ["--model.mixer.laplacian", "chain.safetensors", "--model.mixer.laplacian_weights", "fixed"]
+graph = ["--model.mixer.laplacian", "graph.safetensors", "--model.mixer.laplacian_weights", "fixed"]
 short = ["--training.steps", "3", "--training.log_every", "1", "--data.batch_size", "2", "--data.seq_len", "24"]
 calibrated = ["--model.mixer.calibration", "start"]
 text = ["--data.kind", "text", "--data.path", "text.txt", "--data.tokenizer", "bytes", "--training.accelerator", "cpu"]

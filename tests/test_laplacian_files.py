@@ -9,12 +9,9 @@ from graphs import draw, weighted
 from safetensors.torch import load_file, save_file
 from tolerances import assert_close
 
-from glissando import LanguageModel, ModelConfig
 from glissando.cli import main
-from glissando.config import to_dict
 from glissando.errors import ConfigError, RunError
 from glissando.mixers.tau.laplacian import chain, edges_of, from_embeddings, load, normalise, project, save
-from glissando.runs import Run
 
 # ---------------------------------------------------------------------- what is saved
 
@@ -81,18 +78,16 @@ def build(*arguments: object) -> int:
     return main(["laplacian", "build", *map(str, arguments)])
 
 
-def test_build_and_show(tmp_path, capsys):
+def test_show(tmp_path, capsys):
     out = tmp_path / "chain.safetensors"
-    assert build("--chain", "--size", 6, "--out", out) == 0
-    assert "6 nodes, 5 edges" in capsys.readouterr().out
-    assert torch.equal(load(out)[0], chain(6))
+    save(out, chain(6), {"source": "a test"})
     assert main(["laplacian", "show", str(out)]) == 0
     shown = dict(line.rsplit("  ", 1) for line in capsys.readouterr().out.splitlines())
     shown = {name.strip(): value.strip() for name, value in shown.items()}
     assert shown["size"] == "6"
     assert shown["degrees"] == "1 to 2, mean 1.667"
     assert shown["algebraic connectivity"] == "0.2679"
-    assert shown["source"] == "chain"
+    assert shown["source"] == "a test"
 
 
 def test_build_from_embeddings(tmp_path, capsys):
@@ -124,38 +119,26 @@ def test_build_from_text(tmp_path, capsys):
     assert len(load(out)[0]) == 32
 
 
-def test_build_from_a_run(tmp_path):
-    model = LanguageModel(ModelConfig(vocab_size=32, hidden_size=16))
-    run = Run.create(tmp_path / "run")
-    run.write_model(model.state_dict(), {"model": to_dict(model.config)})
-    assert build("--run", tmp_path / "run", "--neighbors", 3, "--out", tmp_path / "r.safetensors") == 0
-    laplacian, about = load(tmp_path / "r.safetensors")
-    assert torch.equal(laplacian, normalise(from_embeddings(model.embedding.weight, 3)))
-    assert about["source"] == "token embedding of run run"
-
-
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
         (["build", "--out", "x"], "exactly one source, got none; choose one of --embeddings"),
-        (["build", "--chain", "--text", "a", "--out", "x"], "got --text and --chain"),
-        (["build", "--chain", "--out", "x"], "--chain needs --size"),
-        (["build", "--chain", "--size", "4"], "--out is missing"),
-        (["build", "--chain", "--size", "4", "--tokens", "3", "--out", "x"], "build from --corpus, --text"),
-        (["build", "y", "--chain", "--size", "4", "--out", "x"], "build takes no file"),
-        (["build", "--chain", "--size", "4", "--out", "."], "nothing is overwritten"),
+        (["build", "--corpus", "shift", "--text", "a", "--out", "x"], "got --corpus and --text"),
+        (["build", "--corpus", "shift"], "--out is missing"),
+        (["build", "--embeddings", "v.npy", "--tokens", "3", "--out", "x"], "build from --corpus, --text"),
+        (["build", "y", "--corpus", "shift", "--out", "x"], "build takes no file"),
+        (["build", "--corpus", "shift", "--out", "."], "nothing is overwritten"),
         (["build", "--corpus", "storys", "--out", "x"], "Did you mean 'stories'"),
         (["build", "--corpus", "jsonl", "--out", "x"], "is a file: give --text FILE"),
         (["build", "--corpus", "shift", "--tokens", "1", "--out", "x"], "--tokens must be at least 2"),
         (["build", "--corpus", "shift", "--tokens", "2000", "--size", "128", "--out", "x"], "larger vocabulary"),
         (["build", "--text", "nowhere", "--out", "x"], "cannot read --text nowhere"),
-        (["build", "--run", "nowhere", "--out", "x"], "no run at nowhere"),
         (["build", "--embeddings", "nowhere.npy", "--out", "x"], "there is no such file"),
         (["build", "--embeddings", "bad.txt", "--out", "x"], "takes a .npy or .safetensors file"),
         (["build", "--embeddings", "bad.npy", "--out", "x"], "truncated or no .npy file"),
         (["build", "--embeddings", "words.npy", "--out", "x"], "no array of real numbers"),
         (["build", "--embeddings", "bad.safetensors", "--out", "x"], "truncated or no safetensors file"),
-        (["build", "--chian", "--out", "x"], "Did you mean --chain"),
+        (["build", "--corpsu", "shift", "--out", "x"], "Did you mean --corpus"),
         (["shw"], "Did you mean 'show'"),
         (["show"], "show needs a file"),
         (["show", "bad.safetensors"], "Build it again"),
@@ -167,9 +150,7 @@ def test_mistakes_get_one_clear_line(arguments, message, tmp_path, monkeypatch, 
     for name in ("bad.txt", "bad.npy", "bad.safetensors"):
         (tmp_path / name).write_bytes(b"\x93NUMPY and no more")
     np.save("words.npy", np.array(["a", "b"]))
-    assert main(["laplacian", *arguments]) == (
-        1 if message in ("no run at nowhere", "Build it again", "nothing is overwritten") else 2
-    )
+    assert main(["laplacian", *arguments]) == (1 if message in ("Build it again", "nothing is overwritten") else 2)
     error = capsys.readouterr().err
     assert message in error
     assert error.count("\n") == 1

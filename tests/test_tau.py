@@ -7,7 +7,6 @@ import torch
 from tolerances import assert_close
 
 import glissando
-from glissando.cli import main
 from glissando.errors import ConfigError
 from glissando.mixers import Attention
 from glissando.mixers.tau import Tau
@@ -105,7 +104,7 @@ def test_keys_of_the_previous_token_find_what_followed_before():
 
 def test_a_graph_from_a_file_comes_with_the_run(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    assert main(["laplacian", "build", "--chain", "--size", "8", "--out", "chain.safetensors"]) == 0
+    graphs.save("chain.safetensors", graphs.chain(8), {"source": "a test"})
     graph = graphs.random_graph(8, 3, seed=1)
     graphs.save(tmp_path / "random.safetensors", graph, {"source": "a test"})
     options = {"hidden_size": 16, "mixer": {"kind": "tau", "heads": 2, "laplacian": "random.safetensors"}}

@@ -28,10 +28,8 @@ _OF_TEXT = ("neighbors", "tokens", "vocabulary")
 #: source -> its further options
 SOURCES: dict[str, tuple[str, ...]] = {
     "embeddings": ("neighbors",),
-    "run": ("neighbors",),
     "corpus": _OF_TEXT,
     "text": _OF_TEXT,
-    "chain": (),
 }
 _DETAILS = tuple(dict.fromkeys(name for names in SOURCES.values() for name in names))
 
@@ -42,11 +40,9 @@ def main(arguments: Sequence[str]) -> None:
     parser.add_argument("action", help="build, or show")
     parser.add_argument("file", nargs="?", help="for show: the file")
     parser.add_argument("--embeddings", help="source: vectors (n, F) of a domain, .npy or .safetensors")
-    parser.add_argument("--run", help="source: the token embedding of this run")
     parser.add_argument("--corpus", help="source: co-occurrence in a corpus that needs no file, such as stories")
     parser.add_argument("--text", help="source: co-occurrence in a text file, without its held-out end")
-    parser.add_argument("--chain", action="store_true", help="source: a path graph, the default of the mixer")
-    parser.add_argument("--size", type=whole, help="head size to project to; for a chain, its size")
+    parser.add_argument("--size", type=whole, help="head size to project to")
     parser.add_argument("--neighbors", type=whole, help=f"number of neighbours that each feature chooses ({NEIGHBORS})")
     parser.add_argument("--tokens", type=whole, help=f"for a text: number of tokens to read ({TOKENS:,})")
     parser.add_argument("--vocabulary", type=whole, help="for a text: vocabulary of a BPE; by default bytes")
@@ -121,17 +117,13 @@ def _source(options: Options) -> str:
         if name not in SOURCES[source]:
             users = ", ".join(f"--{other}" for other, uses in SOURCES.items() if name in uses)
             raise ConfigError(f"--{name} does nothing for --{source}; leave it out, or build from {users}")
-    if source == "chain" and options.size is None:
-        raise ConfigError("--chain needs --size, the head size, such as --size 64")
     return source
 
 
 def _graph(source: str, options: Options) -> tuple[Tensor, dict[str, str]]:
     """The Laplacian, of the requested size, and its description."""
-    from .laplacian import chain, from_embeddings, normalise, project
+    from .laplacian import from_embeddings, normalise, project
 
-    if source == "chain":
-        return chain(options.size), {"source": "chain"}
     neighbors = NEIGHBORS if options.neighbors is None else options.neighbors
     embeddings, counts, about = _embed(source, options)
     laplacian = from_embeddings(embeddings, neighbors, counts)
@@ -140,7 +132,7 @@ def _graph(source: str, options: Options) -> tuple[Tensor, dict[str, str]]:
 
 
 def _given(options: Options, names: Iterable[str]) -> list[str]:
-    return [name for name in names if (value := getattr(options, name)) is not None and value is not False]
+    return [name for name in names if getattr(options, name) is not None]
 
 
 def _embed(source: str, options: Options) -> tuple[Tensor, Tensor | None, dict[str, str]]:
@@ -148,11 +140,6 @@ def _embed(source: str, options: Options) -> tuple[Tensor, Tensor | None, dict[s
     if source == "embeddings":
         path = Path(options.embeddings)
         return read_embeddings(path), None, {"source": f"embeddings {path.name}"}
-    if source == "run":
-        from glissando.loading import load
-
-        about = {"source": f"token embedding of run {Path(options.run).resolve().name}"}
-        return load(options.run).embedding.weight.detach(), None, about
     return _embed_corpus(options)
 
 
