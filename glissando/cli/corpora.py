@@ -55,10 +55,6 @@ TABLES = {
         "Generated events whose log-likelihood is known exactly",
         "glissando.events.example", "glissando events example --process hawkes5 --out FILE",
     ),
-    "linear_gaussian": _Table(
-        "Generated values at random times whose best forecast is known exactly",
-        "glissando.series.example", "glissando series example --process linear_gaussian --out FILE",
-    ),
 }  # fmt: skip
 
 

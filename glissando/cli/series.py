@@ -39,7 +39,7 @@ _USAGE = """glissando series train --data.path FILE --out DIR [options]
        glissando series predict RUN --file FILE --horizon 24h --out FILE
        glissando series serve RUN [--port 8000]
        glissando series export RUN --out FILE.onnx
-       glissando series example --out FILE [--process NAME] [--count N]"""
+       glissando series example --out FILE [--count N] [--seed N]"""
 #: a run's tables, which may have moved before it is resumed
 _TABLES = ("data.path", "data.valid_path", "data.static_path")
 #: how another table than that of the training is read
@@ -62,7 +62,7 @@ ACTIONS = {
     ),
     "serve": SERVING,
     "export": ("out", "threads", "import"),
-    "example": ("process", "out", "count", "seed"),
+    "example": ("out", "count", "seed"),
 }  # fmt: skip
 
 
@@ -101,7 +101,6 @@ def _parser() -> Parser:
     parser.add_argument("--origins", type=whole, help="for evaluate: forecasts from this many times of each series")
     parser.add_argument("--plots", metavar="DIR", help="for evaluate: where pictures go; by default into the run")
     parser.add_argument("--json", action="store_true", help="for evaluate: print JSON")
-    parser.add_argument("--process", default="oscillators", help="for example: oscillators, or linear_gaussian")
     parser.add_argument("--count", type=whole, default=31, help="for example: number of series")
     parser.add_argument("--seed", type=whole, default=0, help="for example and for predict's paths: the seed")
     add_serving_options(parser)
@@ -183,7 +182,7 @@ def _export(options: Options) -> None:
 def _example(options: Options) -> None:
     from glissando.series.example import table
 
-    out = write_example(options, lambda: table(options.process, options.count, options.seed))
+    out = write_example(options, lambda: table(options.count, options.seed))
     print(
         f"{out}: {options.count} series of 700 steps; train on it: glissando series train "
         f"--data.path {shlex.quote(str(out))} --data.time t --data.group series --out runs/series"

@@ -12,16 +12,13 @@ import numpy as np
 from glissando.errors import ConfigError, NotFiniteError
 from glissando.run_files import require_texts
 from glissando.runs import Run
-from glissando.series import tables
 from glissando.series.answers import Scored, logits
 from glissando.series.asking import rolling_answers
 from glissando.series.batches import Ints, Windows
 from glissando.series.forecast import SeriesRun, answer_table, require_absent, write_table
-from glissando.series.gaussian import DEVIATION
-from glissando.series.gaussian import TRUTH as MARK
 from glissando.series.measuring import answered, measure
-from glissando.series.panel import Encoding, Panel
-from glissando.series.scores import TRUTH, Answers
+from glissando.series.panel import Panel
+from glissando.series.scores import Answers
 from glissando.series.task import prepare, windows_of
 
 
@@ -76,9 +73,6 @@ def evaluate(
         found = rolling_answers(model, panel, held.steps, origins, data.window, span)
     elif not encoding.classes:
         found = answered(model, held, panel)
-        if held.targets is not None:
-            source = file or data.valid_path or data.path
-            found = with_truth(found, tables.read_table(str(source), data.delimiter), panel, encoding)
     result = measure(model, held, panel, encoding, trained, None if pictures is None else Path(pictures), found)
     if not np.isfinite(result.loss):
         raise NotFiniteError(
@@ -88,23 +82,6 @@ def evaluate(
     if out is not None:
         write_table(_table(run, held, panel, found, origins is not None), out, digits=None)
     return result
-
-
-def with_truth(
-    found: tuple[Answers, Ints], table: tables.Table, panel: Panel, encoding: Encoding
-) -> tuple[Answers, Ints]:
-    """The same answers, beside the truth where the table has its mean and deviation for every target, as that of
-    `glissando series example --process linear_gaussian`."""
-    answers, rows = found
-    columns = [(f"{MARK}{name}", f"{MARK}{name}{DEVIATION}") for name in encoding.target]
-    if not all(name in table.columns for pair in columns for name in pair):
-        return found
-    at = np.searchsorted(table.places, panel.rows[rows])
-    mean, spread = (
-        np.stack([table.columns[name].numbers for name in names], 1)[at, answers.channel]
-        for names in zip(*columns, strict=True)
-    )
-    return answers._replace(baselines={**answers.baselines, TRUTH: mean}, spread=spread), rows
 
 
 def _table(run: SeriesRun, held: Windows, panel: Panel, found: tuple[Answers, Ints] | None, rolling: bool) -> Any:

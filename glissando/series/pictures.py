@@ -13,7 +13,7 @@ import torch
 from glissando.evaluation.figures import figure_and_axes
 from glissando.series.heads import Head, Point
 from glissando.series.panel import SECONDS, Panel
-from glissando.series.scores import ANCHOR, LAST, MEAN, SEASON, TRUTH, Answers
+from glissando.series.scores import ANCHOR, LAST, MEAN, SEASON, Answers
 
 #: file names of the pictures
 FORECASTS, ERRORS = "forecasts.png", "errors.png"
@@ -29,7 +29,6 @@ _COLOURS = {
     ANCHOR: "#5a8f29",
     MEAN: "#9aa5b1",
     SEASON: "#8e5ba6",
-    TRUTH: "#222222",
 }
 
 

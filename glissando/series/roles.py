@@ -10,7 +10,6 @@ import numpy as np
 
 from glissando.errors import ConfigError, DataError, unknown_name
 from glissando.series import tables
-from glissando.series.gaussian import TRUTH
 from glissando.series.options import SeriesData
 from glissando.series.panel import Encoding, Form, Task
 from glissando.series.tables import Column, Names, Table, counted
@@ -207,8 +206,6 @@ def _channels(
 
 def _left_out(name: str, column: tables.Column) -> str | None:
     """Why a column that no option names is not read."""
-    if name.startswith(TRUTH):
-        return "it is the truth of a generated table, which evaluate compares the model with"
     if not name or name.startswith("Unnamed: "):
         use = f"name it: --data.columns {name},..." if name else "give it a name"
         return f"it is an index that pandas wrote; to use it, {use}"

@@ -14,12 +14,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from glissando.series.heads import Gaussian, Head, Point, Student
+from glissando.series.heads import Head, Point
 
 #: names of the forecasts that need no training, and of the anchor
 LAST, MEAN, ANCHOR, SEASON = "last value", "mean", "anchor", "one period before"
-#: the row of the best forecast there can be, where it is known
-TRUTH = "truth"
 #: shares of the central intervals whose coverage is measured
 INTERVALS = (0.5, 0.9)
 #: the mean square change over a period, of that over lags half a period away, at most
@@ -37,7 +35,6 @@ class Answers(NamedTuple):
     gap       time from the channel's last observed value to the value; NaN where none was observed
     scale     the deviation in which each is trained: of the channel, or of its series so far
     baselines forecasts (N,) by name; where one is NaN, as the last value of a channel never seen, the mean is used
-    spread    (N,) deviation of the truth, a Gaussian whose mean stands among the baselines; None: it is unknown
     """
 
     series: np.ndarray  # (N,) int64
@@ -48,7 +45,6 @@ class Answers(NamedTuple):
     gap: np.ndarray  # (N,)
     scale: np.ndarray  # (N,)
     baselines: Mapping[str, np.ndarray]
-    spread: np.ndarray | None = None
 
     def in_own_units(self, head: Head) -> Answers:
         """The same in deviations from the target, so that all targets are 0."""
@@ -57,7 +53,6 @@ class Answers(NamedTuple):
             target=np.zeros_like(self.target),
             params=head.affine(self.params.double().unsqueeze(1), shift, scale).squeeze(1),
             baselines={name: (values - self.target) / self.scale for name, values in self.baselines.items()},
-            spread=None if self.spread is None else self.spread / self.scale,
         )
 
     def chosen(self, index: np.ndarray) -> Answers:
@@ -65,7 +60,6 @@ class Answers(NamedTuple):
         return Answers(
             self.series[index], self.channel[index], self.target[index], self.params[index], self.horizon[index],
             self.gap[index], self.scale[index], {name: values[index] for name, values in self.baselines.items()},
-            None if self.spread is None else self.spread[index],
         )  # fmt: skip
 
     def baseline(self, name: str, chosen: np.ndarray) -> tuple[np.ndarray, float] | None:
@@ -99,26 +93,14 @@ class Score(NamedTuple):
         """Whether the model is worth keeping."""
         total, others = len(self.figures), [name for found in self.figures.values() for name in found]
         if not self.worse:
-            compared = [_the(name) for name in dict.fromkeys(others) if name not in ("model", TRUTH)]
-            line = f"The model is better than {_listed(compared)}{f' in all {total} channels' if total > 1 else ''}."
-            return line + self._short_of_the_truth()
+            compared = [_the(name) for name in dict.fromkeys(others) if name != "model"]
+            return f"The model is better than {_listed(compared)}{f' in all {total} channels' if total > 1 else ''}."
         parts = [
             f"than {_the(name)}" + (f" in {len(names)} of {total} channels ({_listed(names)})" if total > 1 else "")
             for name, names in self.worse.items()
         ]
         best = ANCHOR if ANCHOR in self.worse else next(iter(self.worse))
         return f"THE MODEL IS NO BETTER {_listed(parts)}: use {_the(best)} there, or train longer or on more data."
-
-    def _short_of_the_truth(self) -> str:
-        """A sentence, where the truth is known and the model has a likelihood: the mean over channels."""
-        rows = [
-            (found["model"].get("nats", np.nan), found[TRUTH]["nats"])
-            for found in self.figures.values()
-            if TRUTH in found
-        ]
-        if not rows or not all(np.isfinite(model) for model, _ in rows):
-            return ""
-        return f" It is {np.mean([model - truth for model, truth in rows]):.4f} nats a value short of the truth."
 
     def table(self) -> str:
         """The headline, then a line for each channel and predictor."""
@@ -147,8 +129,7 @@ class Score(NamedTuple):
 
 
 def score_forecasts(answers: Answers, head: Head, channels: Sequence[str], naive: np.ndarray | None = None) -> Score:
-    """RMSE, MAE, MASE and CRPS of each channel, of the model and of each baseline, and the coverage of intervals; where
-    the truth is known also nats, the negative log-likelihood of a value by itself.
+    """RMSE, MAE, MASE and CRPS of each channel, of the model and of each baseline, and the coverage of intervals.
 
     The CRPS of a baseline, which predicts a point, is its mean absolute error. `by_mean` is the share of its forecasts
     for which it has none, so that the mean stands in.
@@ -162,7 +143,6 @@ def score_forecasts(answers: Answers, head: Head, channels: Sequence[str], naive
     means = head.mean(answers.params).double().numpy()
     crps = head.crps(answers.params, torch.from_numpy(answers.target).to(answers.params)).double().numpy()
     inside = {} if isinstance(head, Point) else {share: _inside(answers, head, share) for share in INTERVALS}
-    known = _likelihoods(answers, head)
     figures: dict[str, dict[str, dict[str, float]]] = {}
     for number, channel in enumerate(channels):
         chosen = answers.channel == number
@@ -188,21 +168,8 @@ def score_forecasts(answers: Answers, head: Head, channels: Sequence[str], naive
                 row |= {"crps": row["mae"], "model_minus": found["model"]["rmse"] - row["rmse"]}
                 row |= bootstrap.interval("model_minus", model - roots)
                 row |= {"by_mean": absent} if absent else {}
-            row |= {name: float(part[chosen].mean()) for name, part in known.get(who, {}).items()}
             found[who] = row
     return Score(len(answers.target), len(np.unique(answers.series)), figures, _worse(figures))
-
-
-def _likelihoods(answers: Answers, head: Head) -> dict[str, dict[str, np.ndarray]]:
-    """Where the truth is known: nats (N,) of the model and of the truth, and the truth's CRPS."""
-    if answers.spread is None:
-        return {}
-    truth = torch.from_numpy(np.stack([answers.baselines[TRUTH], answers.spread], -1))
-    target, best = torch.from_numpy(answers.target).to(truth), Gaussian()
-    found = {TRUTH: {"crps": best.crps(truth, target).numpy(), "nats": best.each_loss(truth, target).numpy()}}
-    if isinstance(head, Gaussian | Student):
-        found["model"] = {"nats": head.each_loss(answers.params.double(), target).numpy()}
-    return found
 
 
 def score_classes(
@@ -253,9 +220,7 @@ def _worse(figures: Mapping[str, Mapping[str, Mapping[str, float]]]) -> dict[str
     worse: dict[str, list[str]] = {}
     for channel, found in figures.items():
         for who, row in found.items():
-            if who not in ("model", TRUTH) and not row["model_minus"] < -_EQUAL * row.get(
-                "rmse", row.get("log_loss", 1.0)
-            ):
+            if who != "model" and not row["model_minus"] < -_EQUAL * row.get("rmse", row.get("log_loss", 1.0)):
                 worse.setdefault(who, []).append(channel)
     return worse
 

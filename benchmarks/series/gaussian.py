@@ -1,5 +1,7 @@
 """A linear-Gaussian system seen at random times, and the Kalman filter: what a model of series can reach at best.
 
+`table` is a CSV of values and of what the filter predicts of each, and `scored` has a run's figures beside it.
+
 dx = A x dt + dW,  cov dW = Q dt,  x(0) from the stationary distribution N(0, P)
 y_c = H_c x + N(0, R_c) of the channels c that are observed
 x(t + d) = F x(t) + N(0, P - F P F'),  F = exp(A d),  A P + P A' + Q = 0
@@ -7,12 +9,22 @@ x(t + d) = F x(t) + N(0, P - F P F'),  F = exp(A d),  A P + P A' + Q = 0
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy as np
+import torch
+
+from glissando.series.forecast import SeriesRun
+from glissando.series.heads import Gaussian
+from glissando.series.measuring import answered, measure
+from glissando.series.tables import read_table
+from glissando.series.task import windows_of
 
 #: a column of this name and a channel's holds the mean that the truth predicts, and one with the suffix its deviation
 TRUTH, DEVIATION = "truth_", "_deviation"
+#: series and steps of a table, and the share of values that are missing
+_COUNT, _LENGTH, _ABSENT = 31, 700, 0.4
 
 
 class System(NamedTuple):
@@ -114,3 +126,45 @@ def kalman(system: System, times: np.ndarray, values: np.ndarray) -> Predicted:
             mean = mean + gain * error[:, None]
             covariance = covariance - gain[:, :, None] * shared[:, None, :]
     return Predicted(means, deviations, joint)
+
+
+# ---------------------------------------------------------------------- beside a model
+
+
+def table(count: int = _COUNT, seed: int = 0) -> str:
+    """A CSV of three channels at random times, values missing at random, and for each the mean and the deviation that
+    the filter predicts from the steps before."""
+    system = two_oscillators()
+    times, values = draw(system, count, _LENGTH, _ABSENT, np.random.default_rng(seed))
+    values = np.round(values, 6)
+    found, names = kalman(system, times, values), "abc"
+    truths = [f"{TRUTH}{name}{suffix}" for name in names for suffix in ("", DEVIATION)]
+    rows = [",".join(["series", "t", *names, *truths])]
+    truth = np.stack([found.mean, found.deviation], -1).reshape(count, _LENGTH, -1)
+    for number in range(count):
+        for t, row, of in zip(times[number], values[number], truth[number], strict=True):
+            cells = ["" if np.isnan(value) else f"{value:.6f}" for value in row]
+            rows.append(",".join([str(number), f"{t:.4f}", *cells, *(f"{value:.6f}" for value in of)]))
+    return "\n".join(rows) + "\n"
+
+
+def scored(path: Path, file: Path) -> dict[str, dict[str, dict[str, float]]]:
+    """The figures of a run with the head `gaussian` on a table, by channel and predictor, beside the truth; `nats` is
+    the negative log-likelihood of a value by itself."""
+    run = SeriesRun.open(path)
+    panel = run.read(str(file))
+    held = windows_of(panel, run.data, run.encoding, run.scales)
+    found, rows = answered(run.model, held, panel)
+    figures: dict[str, Any] = measure(run.model, held, panel, run.encoding, found=(found, rows)).score.figures
+    source, head = read_table(str(file)), Gaussian()
+    at = np.searchsorted(source.places, panel.rows[rows])
+    for number, name in enumerate(run.encoding.target):
+        chosen = found.channel == number
+        truth = np.stack([source.columns[f"{TRUTH}{name}{end}"].numbers[at[chosen]] for end in ("", DEVIATION)], -1)
+        target = torch.from_numpy(found.target[chosen])
+        error = target.numpy() - truth[:, 0]
+        figures[name]["truth"] = {"rmse": float(np.sqrt((error**2).mean())), "mae": float(np.abs(error).mean())}
+        figures[name]["truth"]["crps"] = float(head.crps(torch.from_numpy(truth), target).mean())
+        for who, params in (("truth", torch.from_numpy(truth)), ("model", found.params[chosen].double())):
+            figures[name][who]["nats"] = float(head.each_loss(params, target).mean())
+    return figures
