@@ -15,8 +15,8 @@ Decimals, commas and signs stay as they are written; `PATH*100` is in per cent. 
     python docs/figures.py --list PATH    the records below a path
 
 Records: docs/audit/*.json (audit/NAME/..., verdicts/...), docs/comparison/*.csv (compare/..., runs/..., muon/...,
-recipe/..., gap/..., recipe_gap/...), the cards of packaged models (cards/...), the code (parameters/..., floor/...);
-and, for what has no other record, docs/figures.yaml (kept/..., and some of runs/...).
+recipe/..., gap/..., recipe_gap/..., forgetting/...), the cards of packaged models (cards/...), the code
+(parameters/..., floor/...); and, for what has no other record, docs/figures.yaml (kept/..., and some of runs/...).
 """
 
 from __future__ import annotations
@@ -191,6 +191,16 @@ def _gap(mine: dict[str, Any], yours: dict[str, Any]) -> list[float]:
 
 
 @cache
+def forgetting() -> dict[str, Any]:
+    """MODEL/OTHERS/FROM: accuracy, bits and more of facts that were set FROM to 10 FROM tokens ago."""
+    found: dict[str, Any] = {}
+    for row in _rows("forgetting"):
+        model, others, first = (row.pop(column) for column in ("model", "others", "from"))
+        found.setdefault(model, {}).setdefault(others, {})[first] = {name: float(row[name]) for name in row}
+    return found
+
+
+@cache
 def parameters() -> dict[str, int]:
     """NAME; and `NAME without shortcuts` of a -nano preset, as many as it had before it had shortcuts."""
     with torch.device("meta"):
@@ -237,9 +247,8 @@ def verdicts() -> dict[str, dict[str, int]]:
 
 
 RECORDS: dict[str, Callable[[], Mapping[str, Any]]] = {
-    each.__name__: each
-    for each in (audit, verdicts, compare, runs, muon, recipe, gap, recipe_gap, cards, parameters, floor, kept)
-}
+    each.__name__: each for each in (audit, verdicts, compare, runs, muon, recipe, gap, recipe_gap, forgetting)
+} | {each.__name__: each for each in (cards, parameters, floor, kept)}
 
 
 def numbers_at(path: str) -> list[float]:

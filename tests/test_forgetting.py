@@ -60,8 +60,8 @@ def test_lanes_are_functions_of_the_step_and_go_on_from_row_to_row():
     assert np.array_equal(np.concatenate([batch.ids[1] for batch in batches[4:8]]), document[0])
 
 
-def test_a_model_without_knowledge_remembers_nothing_and_pays_for_every_token():
-    config = forgetting.configuration("delta", 1, {}).model
+def test_a_model_without_knowledge_remembers_nothing_and_pays_for_every_token(tmp_path):
+    config = forgetting.configuration("delta", tmp_path, {}).model
     config.vocab_size = forgetting.VOCABULARY
     model = LanguageModel(config).eval()
     with torch.no_grad():
