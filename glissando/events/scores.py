@@ -13,11 +13,12 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from glissando.events.baselines import Floats, Observed, Predicted, baselines
+from glissando.series.scores import SHARE, Bootstrap, aligned, joined
 
 #: the row of what is known to be true
 TRUTH = "truth"
-#: resamples of the bootstrap, share of an interval, and steps of a stretch
-_RESAMPLES, _SHARE, _STRETCH = 500, 0.95, 100
+#: steps of a stretch
+_STRETCH = 100
 #: bins of probability in which kinds are counted
 _BINS = 20
 
@@ -77,9 +78,9 @@ class Score(NamedTuple):
     def headline(self) -> str:
         """Whether the model is worth keeping, and how far it is from the truth."""
         if self.worse:
-            line = f"THE MODEL IS NO BETTER than {_listed(self.worse)}: train longer or on more data."
+            line = f"THE MODEL IS NO BETTER than {joined(self.worse)}: train longer or on more data."
         else:
-            line = f"The model is better than {_listed([who for who in self.figures if who not in ('model', TRUTH)])}."
+            line = f"The model is better than {joined([who for who in self.figures if who not in ('model', TRUTH)])}."
         if TRUTH in self.figures:
             row = self.figures[TRUTH]
             between = (
@@ -95,14 +96,13 @@ class Score(NamedTuple):
         titles = {"next_time": f"next time ({self.unit})", "model_minus": "model minus", "ks_p": "ks p"}
         lines = [["", *(titles.get(name, name.replace("_", " ")) for name in columns)]]
         lines += [[who, *(_cell(row, name) for name in columns)] for who, row in self.figures.items()]
-        widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
         over = "series" if self.series > 1 else f"stretches of {_STRETCH} events"
         return "\n".join(
             [
                 self.headline(),
                 f"{self.events:,} events and {self.ends:,} ends of observation of {self.series:,} series; nats an "
-                f"event; in brackets {_SHARE:.0%} intervals, bootstrap over {over}",
-                *("  ".join(cell.ljust(n) for cell, n in zip(line, widths, strict=True)).rstrip() for line in lines),
+                f"event; in brackets {SHARE:.0%} intervals, bootstrap over {over}",
+                *aligned(lines),
             ]
         )
 
@@ -118,23 +118,23 @@ def score(
         train: What the model was trained on, to which the baselines are fitted; None: there are none.
         unit: Of the times.
         truth: Where it is known.
-        seed: Of the bootstrap, and of the draws within intervals.
+        seed: Of the draws within intervals.
     """
     predicted = {"model": model}
     if train is not None:
         predicted |= {each.name: each.predict(held) for each in baselines(train)}
     if truth is not None:
         predicted[TRUTH] = Predicted(*truth)
-    bootstrap = _Bootstrap(held, seed)
+    bootstrap = Bootstrap(held.series, held.is_event, _STRETCH)
     figures: dict[str, dict[str, float]] = {}
-    ours = bootstrap.ratios(model.time + model.kind)
+    ours = bootstrap.means(model.time + model.kind)
     for who, each in predicted.items():
         row = {
             "log_likelihood": float((each.time + each.kind).sum() / held.events),
             "time": float(each.time.sum() / held.events), "kind": float(each.kind.sum() / held.events),
         }  # fmt: skip
         row |= _of_forecasts(held, each, seed)
-        resampled = bootstrap.ratios(each.time + each.kind)
+        resampled = bootstrap.means(each.time + each.kind)
         if who == "model":
             row |= bootstrap.interval("log_likelihood", resampled)
         else:
@@ -209,35 +209,7 @@ def calibration(chances: Floats, kind: np.ndarray) -> float:
     return float(gap.sum() / count.sum())
 
 
-class _Bootstrap:
-    """Sums over resampled series over their numbers of events, the same resamples for every sum."""
-
-    def __init__(self, held: Observed, seed: int) -> None:
-        _, self._index = np.unique(held.series, return_inverse=True)
-        if self._index.max() == 0:
-            self._index = np.arange(len(held.series)) // _STRETCH
-        self._count = int(self._index.max()) + 1
-        rng = np.random.default_rng(seed)
-        self._weights = rng.multinomial(self._count, np.full(self._count, 1 / self._count), _RESAMPLES)
-        self._events = self._weights @ np.bincount(self._index, held.is_event)
-
-    def ratios(self, values: Floats) -> Floats:
-        """(R,) the sum of the values (n,) of each resample over its events."""
-        return self._weights @ np.bincount(self._index, values) / np.maximum(self._events, 1)
-
-    def interval(self, name: str, figures: Floats) -> dict[str, float]:
-        """The ends of the interval of a figure (R,) of each resample; none of a single stretch."""
-        if self._count < 2:
-            return {}
-        low, high = np.quantile(figures, [(1 - _SHARE) / 2, (1 + _SHARE) / 2])
-        return {f"{name}_low": float(low), f"{name}_high": float(high)}
-
-
 # ---------------------------------------------------------------------- texts
-
-
-def _listed(names: list[str]) -> str:
-    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
 
 
 def _cell(row: Mapping[str, float], name: str) -> str:

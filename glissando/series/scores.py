@@ -25,7 +25,7 @@ _DIP = 0.75
 #: relative difference of two errors that are equal but for rounding
 _EQUAL = 1e-6
 #: number of resamples, and the share of an interval
-_RESAMPLES, _SHARE = 500, 0.95
+_RESAMPLES, SHARE = 500, 0.95
 
 
 class Answers(NamedTuple):
@@ -94,13 +94,13 @@ class Score(NamedTuple):
         total, others = len(self.figures), [name for found in self.figures.values() for name in found]
         if not self.worse:
             compared = [_the(name) for name in dict.fromkeys(others) if name != "model"]
-            return f"The model is better than {_listed(compared)}{f' in all {total} channels' if total > 1 else ''}."
+            return f"The model is better than {joined(compared)}{f' in all {total} channels' if total > 1 else ''}."
         parts = [
-            f"than {_the(name)}" + (f" in {len(names)} of {total} channels ({_listed(names)})" if total > 1 else "")
+            f"than {_the(name)}" + (f" in {len(names)} of {total} channels ({joined(names)})" if total > 1 else "")
             for name, names in self.worse.items()
         ]
         best = ANCHOR if ANCHOR in self.worse else next(iter(self.worse))
-        return f"THE MODEL IS NO BETTER {_listed(parts)}: use {_the(best)} there, or train longer or on more data."
+        return f"THE MODEL IS NO BETTER {joined(parts)}: use {_the(best)} there, or train longer or on more data."
 
     def table(self) -> str:
         """The headline, then a line for each channel and predictor."""
@@ -112,9 +112,8 @@ class Score(NamedTuple):
         for channel, who, row in rows:
             lines.append([channel if channel != shown else "", who, *(_cell(row, name) for name in columns)])
             shown = channel
-        widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
         about = (
-            f"in brackets {_SHARE:.0%} intervals, bootstrap over series"
+            f"in brackets {SHARE:.0%} intervals, bootstrap over series"
             if self.series > 1
             else "no intervals, which need several series"
         )
@@ -123,7 +122,7 @@ class Score(NamedTuple):
                 self.headline(),
                 f"{self.scored:,} scored in {self.series:,} series"
                 f"{', in units of the deviation of each so far' if self.own else ''}; {about}",
-                *("  ".join(cell.ljust(n) for cell, n in zip(line, widths, strict=True)).rstrip() for line in lines),
+                *aligned(lines),
             ]
         )
 
@@ -148,7 +147,7 @@ def score_forecasts(answers: Answers, head: Head, channels: Sequence[str], naive
         chosen = answers.channel == number
         if not chosen.any():
             continue
-        target, bootstrap = answers.target[chosen], _Bootstrap(answers.series[chosen])
+        target, bootstrap = answers.target[chosen], Bootstrap(answers.series[chosen])
         found = figures[channel] = {}
         for who in ("model", *answers.baselines):
             forecast = (means[chosen], 0.0) if who == "model" else answers.baseline(who, chosen)
@@ -195,7 +194,7 @@ def score_classes(
     """
     chosen = labels >= 0
     labels, series = labels[chosen], series[chosen]
-    bootstrap = _Bootstrap(series)
+    bootstrap = Bootstrap(series)
     prior = np.broadcast_to(np.log(np.maximum(shares, 1e-12)), (len(labels), len(classes)))
     predicted = {"model": logits[chosen], f"shares (always {classes[0]})": prior}
     found: dict[str, dict[str, float]] = {}
@@ -230,26 +229,35 @@ def _inside(answers: Answers, head: Head, share: float) -> np.ndarray:
     return (ends[:, 0] <= answers.target) & (answers.target <= ends[:, 1])
 
 
-class _Bootstrap:
-    """Means over values of resampled series, the same resamples for every mean."""
+class Bootstrap:
+    """Means over values of resampled series, the same resamples for every mean.
 
-    def __init__(self, series: np.ndarray) -> None:
+    Args:
+        series: The series (N,) of each value.
+        counted: (N,) the number of values, or events, that each stands for; None: one.
+        stretch: Of a single series, so many values after another are resampled in place of series; 0: there are none.
+    """
+
+    def __init__(self, series: np.ndarray, counted: np.ndarray | None = None, stretch: int = 0) -> None:
         _, self._index = np.unique(series, return_inverse=True)
+        if stretch and not self._index.any():
+            self._index = np.arange(len(series)) // stretch
         self._count = int(self._index.max()) + 1
         self._weights = np.random.default_rng(0).multinomial(
             self._count, np.full(self._count, 1 / self._count), _RESAMPLES
         )
-        self._values = self._weights @ np.bincount(self._index)
+        self._total = np.maximum(self._weights @ np.bincount(self._index, counted), 1)
 
     def means(self, values: np.ndarray) -> np.ndarray:
-        """The mean (R,) of the values (N,) of each resample."""
-        return (self._weights @ np.bincount(self._index, values)) / self._values
+        """The sum of the values (N,) of each resample over what they count, (R,)."""
+        found: np.ndarray = self._weights @ np.bincount(self._index, values) / self._total
+        return found
 
     def interval(self, name: str, figures: np.ndarray) -> dict[str, float]:
         """The ends of the interval of a figure (R,) of each resample; none of a single series."""
         if self._count < 2:
             return {}
-        low, high = np.quantile(figures, [(1 - _SHARE) / 2, (1 + _SHARE) / 2])
+        low, high = np.quantile(figures, [(1 - SHARE) / 2, (1 + SHARE) / 2])
         return {f"{name}_low": float(low), f"{name}_high": float(high)}
 
 
@@ -395,7 +403,14 @@ def _the(name: str) -> str:
     return "a forecast of the value one period before" if name == SEASON else f"the {name}"
 
 
-def _listed(names: Sequence[str]) -> str:
+def aligned(lines: Sequence[Sequence[str]]) -> list[str]:
+    """Rows of cells as lines of columns."""
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    return ["  ".join(cell.ljust(n) for cell, n in zip(line, widths, strict=True)).rstrip() for line in lines]
+
+
+def joined(names: Sequence[str]) -> str:
+    """a, b and c."""
     return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
 
 
