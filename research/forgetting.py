@@ -1,7 +1,6 @@
 """A law of forgetting: for how many tokens does a state of some bytes keep a fact, beside how many others?
 
-    python -m research.forgetting --out DIR                 train, read and record every model of MODELS
-    python -m research.forgetting --out DIR --models delta --record FILE.csv --picture FILE.png
+    python -m research.forgetting --out DIR     DIR gets runs, forgetting.csv and forgetting.png, which docs have
 
 A stream is filler, uniform over its symbols, with facts `SET key value` and questions `GET key value`. k + 1 keys take
 turns: each is set to a uniform value, asked for after a distance that is uniform in its logarithm, and soon set anew,
@@ -19,6 +18,7 @@ from __future__ import annotations
 
 import argparse
 import math
+import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import field
 from heapq import heappop, heappush
@@ -166,11 +166,8 @@ def configuration(name: str, runs: Path, changes: dict[str, Any]) -> RunConfig:
     mixer, hidden, own = MODELS[name]
     if "start_from" in own:
         own = own | {"start_from": str(runs / own["start_from"])}
-    values = {
-        "model": {
-            "hidden_size": 64, "mixer": mixer, "block": {"conv_width": 4, "mlp": {"hidden": hidden}},
-            "depth": {"layers": 2, "shortcuts": True},
-        },
+    values: dict[str, Any] = {
+        "model": {"hidden_size": 64, "mixer": mixer, "depth": {"layers": 2, "shortcuts": True}},
         "data": {"kind": "facts", "seq_len": 512, "batch_size": 4, "valid_rows": 64},
         "training": {
             "steps": 1500, "carry": 1.0, "precision": "32-true", "sample_every": 1500,
@@ -178,6 +175,7 @@ def configuration(name: str, runs: Path, changes: dict[str, Any]) -> RunConfig:
             "schedule": {"warmup_steps": 100, "final_ratio": 0.02},
         },
     }  # fmt: skip
+    values["model"]["block"] = {"conv_width": 4, "mlp": {"hidden": hidden}}
     return from_dict(RunConfig, merge(RunConfig, values, own, changes), "research.forgetting")
 
 
@@ -217,38 +215,38 @@ def draw(record: pd.DataFrame, target: Path) -> None:
         style: dict[str, Any] = {"label": name, "marker": "osD^v*PX"[place % 8], "color": f"C{place}"}
         above.plot(rows.below / math.sqrt(10), 100 * rows.accuracy, **style)
         below.plot(rows.state_bytes, rows.bits_held, linestyle="none", alpha=0.7, **style)
-    above.set(xscale="log", xlabel="tokens since the fact was set", ylabel="answers right (%)")
-    above.set(title=f"A fact beside {OTHERS[-1]} others", ylim=(-3, 103))
+    above.set(xscale="log", xlabel="tokens since the fact", ylabel="right (%)", title="A fact beside 64 others")
     above.legend()
     below.axhline(math.log2(VALUES) * (OTHERS[-1] + 1), color="#888888", linestyle="--")
-    below.set(xscale="log", xlabel="bytes of state", ylabel="bits remembered of all 65 facts")
-    below.set(title="A mark a decade of distance; dashed: all there is")
+    below.set(
+        xscale="log", xlabel="bytes of state", ylabel="bits remembered", title="All 65; a mark a decade of tokens"
+    )
     figure.savefig(target, dpi=240)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add = parser.add_argument
-    add("--out", type=Path, required=True, help="runs; one that is there is gone on with, or read")
+    add("--out", type=Path, help="runs; one that is there is gone on with, or read (default: a temporary directory)")
     add("--models", nargs="+", choices=MODELS, default=list(MODELS), metavar="NAME", help=f"of {', '.join(MODELS)}")
-    add("--record", type=Path, default=Path("docs/comparison/forgetting.csv"), help="CSV, whose rows are replaced")
-    add("--picture", type=Path, default=Path("docs/forgetting.png"))
     add("--quick", action="store_true", help="two steps of short rows, and streams of 6,000 tokens")
     o = parser.parse_args(arguments)
+    out = o.out or Path(tempfile.mkdtemp())
     changes = {"training": {"steps": 2}, "data": {"seq_len": 64, "valid_rows": 4}} if o.quick else {}
     torch.set_num_threads(1)
     for model in o.models:
-        run = o.out / model
-        resume(run) if run.exists() else train(configuration(model, o.out, changes), run)
+        run = out / model
+        resume(run) if run.exists() else train(configuration(model, out, changes), run)
         trained = glissando.load(run).eval()
         about = {"model": model, "parameters": trained.num_parameters()}
         new = pd.DataFrame([about | row for row in remembered(trained, 6_000 if o.quick else LENGTH)])
         print(new.to_string(index=False))
-        if o.record.is_file():
-            old = pd.read_csv(o.record)
+        record = out / "forgetting.csv"
+        if record.is_file():
+            old = pd.read_csv(record)
             new = pd.concat([old[old.model != model], new])
-        write_atomic(o.record, new.to_csv(index=False).encode())
-    draw(new, o.picture)
+        write_atomic(record, new.to_csv(index=False).encode())
+    draw(new, out / "forgetting.png")
 
 
 if __name__ == "__main__":

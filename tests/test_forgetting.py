@@ -71,11 +71,9 @@ def test_a_model_without_knowledge_remembers_nothing_and_pays_for_every_token(tm
 
 
 def test_the_program(tmp_path):
-    arguments = ["--quick", "--out", str(tmp_path / "runs"), "--record", str(tmp_path / "record.csv")]
-    arguments += ["--picture", str(tmp_path / "picture.png"), "--models"]
     for models in (["spectral", "window"], ["spectral"]):  # the second reads the run again
-        forgetting.main([*arguments, *models])
-    rows = list(csv.DictReader((tmp_path / "record.csv").read_text().splitlines()))
+        forgetting.main(["--quick", "--out", str(tmp_path), "--models", *models])
+    rows = list(csv.DictReader((tmp_path / "forgetting.csv").read_text().splitlines()))
     assert {row["model"] for row in rows} == {"spectral", "window"}
     assert len({(row["model"], row["others"], row["from"]) for row in rows}) == len(rows)
-    assert (tmp_path / "picture.png").stat().st_size > 10_000
+    assert (tmp_path / "forgetting.png").stat().st_size > 10_000
