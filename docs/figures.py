@@ -8,7 +8,9 @@ A comment, which a reader of the page does not see, names the records of the num
     <!--= runs/stories/8M/{}/seeds | runs/stories/8M/{}/mean-->  above a table: of each column behind the first, whose
                                                                  code or first word in a row stands for {}
 
-Decimals, commas and signs stay as they are written; `PATH*100` is in per cent. In a list a key is a place, or `mean`.
+A page that has an entry in docs/marks.yaml has none of these comments: the entry has the text that stands before each,
+which the page has once, and of a table its heading. Decimals, commas and signs stay as they are written; `PATH*100` is
+in per cent. In a list a key is a place, or `mean`.
 
     python docs/figures.py                says what differs from its record, and fails if anything does
     python docs/figures.py --write        writes what the records say
@@ -287,6 +289,32 @@ def _below(node: Any) -> str:
 # ---------------------------------------------------------------------- pages
 
 
+@cache
+def marks() -> dict[str, dict[str, str]]:
+    """PAGE: text of the page: the mark that stands behind it, or of a table's heading above it."""
+    return yaml.safe_load((DOCS / "marks.yaml").read_text())
+
+
+def settle_page(page: Path) -> tuple[str, list[str]]:
+    """As `settle`, with the marks that docs/marks.yaml has for the page."""
+    return settle_marked(page.read_text(), marks().get(page.name, {}))
+
+
+def settle_marked(text: str, marked: Mapping[str, str]) -> tuple[str, list[str]]:
+    """As `settle`, of a text without marks."""
+    problems = []
+    for anchor, mark in marked.items():
+        if text.count(anchor) != 1:
+            problems.append(f"marks.yaml: {anchor!r} stands in the page {text.count(anchor)} times, and not once")
+            continue
+        comment = f"<!--= {mark} -->"
+        text = text.replace(anchor, f"{comment}\n{anchor}" if "|" in mark else f"{anchor}{comment}")
+    text, others = settle(text)
+    if marked:
+        text = MARK.sub("", re.sub(MARK.pattern + r"\n(?=\|)", "", text))
+    return text, problems + others
+
+
 def settle(text: str) -> tuple[str, list[str]]:
     """The text with every marked figure as its record has it; and what differed or has no record, a line each."""
     problems: list[str] = []
@@ -369,12 +397,12 @@ def main() -> int:
         return 0
     failed = False
     for page in PAGES:
-        text, problems = settle(page.read_text())
+        text, problems = settle_page(page)
         for problem in problems:
             print(f"{page.relative_to(DOCS.parent)}: {problem}")
         if options.write:
             page.write_text(text)
-            problems = settle(text)[1]
+            problems = settle_page(page)[1]
         failed = failed or bool(problems)
     return int(failed)
 

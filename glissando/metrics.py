@@ -99,25 +99,21 @@ def summarize(rows: Sequence[Mapping[str, str]], best_step: int) -> dict[str, An
     return {"best": best, "last": validations[-1] if validations else None}
 
 
-def summary_lines(summary: Mapping[str, Any], best_path: str) -> list[str]:
-    """The summary in a few lines for a person."""
-    best, last, steps = summary["best"], summary["last"], summary["steps"]
-    lines = [
-        "{steps:,} steps, {tokens:,} tokens, {seconds:,.0f} s; "
-        "learning rate at {learning_rate_scale:.4g} of its base".format(**summary)
-    ]
+def summary_lines(summary: Mapping[str, Any], best_path: str, beside: str = "") -> list[str]:
+    """The summary in a few lines for a person; `beside`: what the bits per byte compare with."""
+    best, last = summary["best"], summary["last"]
+    lines = ["{steps:,} steps, {tokens:,} tokens, {seconds:,.0f} s".format(**summary)]
     if best is None:
         return lines
-    figures = "loss {loss:.4f}, perplexity {perplexity:.4g}, {bits_per_byte:.4f} bits/byte"
-    lines.append(
-        f"best validation: step {best['step']} of {steps} ({best['tokens']:,} tokens): {figures.format(**best)}; "
-        f"{best_path}"
-    )
-    stop = "best stopping point: the last validation"
-    if best["step"] != last["step"]:
-        stop = (
-            f"best stopping point: step {best['step']}; the last validation, step {last['step']}, is "
-            f"{last['loss'] - best['loss']:.4f} nats worse: {figures.format(**last)}"
+    figures = "{bits_per_byte:.4f} bits/byte (loss {loss:.4f} a token, perplexity {perplexity:.4g})".format(**best)
+    ended = best["step"] == last["step"]
+    where = "the end" if ended else f"step {best['step']} of {summary['steps']}"
+    lines.append(f"held out: {figures} at {where}, the best validation{beside}; {best_path}")
+    if not ended:
+        worse = last["loss"] - best["loss"]
+        lines.append(
+            f"at the end: {last['bits_per_byte']:.4f} bits/byte, {worse:.4f} nats a token worse: more text or a "
+            "smaller model helps, more steps do not"
         )
     kept = "best validation" if summary["weights"] == "best" else "last step"
-    return [*lines, stop, f"the run's own weights are those of the {kept}"]
+    return [*lines, f"the run's own weights are those of the {kept}"]

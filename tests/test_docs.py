@@ -113,7 +113,7 @@ def test_every_link_of_a_page_is_one_that_the_site_knows(hooks):
 
 def test_the_readme_is_short():
     words = re.sub(r"<!--.*?-->", "", (ROOT / "README.md").read_text(), flags=re.DOTALL).split()
-    assert len(words) <= 900
+    assert len(words) <= 700
 
 
 def test_the_readmes_python_runs(tmp_path):

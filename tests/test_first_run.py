@@ -11,11 +11,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from training_runs import environment
 
 import glissando
+from glissando.cli import train as train_command
 from glissando.cli import usage
-from glissando.cli.train import EXAMPLE
+from glissando.cli.train import EXAMPLE, OWN_TEXT
 from glissando.data.stories.grammar import Bind, Choice, Copy, Ref, Seq, Swap, Switch, Text, Total
 from glissando.data.stories.stories import generate, grammar
 
@@ -150,11 +152,14 @@ def sentences(text: str) -> list[str]:
     return [each for each in re.split(r'(?<=[.!?])\s+|(?<=[.!?]")\s+', text.strip()) if each]
 
 
-def test_the_readme_and_the_help_give_the_same_first_command():
+def test_the_readme_and_the_help_give_the_same_first_commands(capsys):
     readme = (ROOT / "README.md").read_text()
-    assert readme.index(EXAMPLE) == readme.index("glissando train ")
-    assert EXAMPLE in (ROOT / "docs" / "training.md").read_text()
-    assert EXAMPLE in usage()
+    assert readme.index(OWN_TEXT) == readme.index("glissando train ")
+    for place in ((ROOT / "docs" / "training.md").read_text(), usage()):
+        assert EXAMPLE in place
+    with pytest.raises(SystemExit):
+        train_command.main(["--help"])
+    assert OWN_TEXT.partition(" --training")[0] in capsys.readouterr().out
 
 
 def test_the_grammars_sentences_are_known_from_others():
@@ -180,3 +185,33 @@ def test_the_first_command_learns_to_tell_stories_in_two_minutes(tmp_path):
         written += sentences("Once upon a time," + text.partition("\n")[0])[:-1]
     assert len(written) > 40
     assert sum(map(known.accepts, written)) > 0.5 * len(written), written
+
+
+def test_a_text_of_ones_own_needs_no_preset_and_no_tokenizer(tmp_path, capsys, monkeypatch):
+    """The recommended preset and a BPE, said in a line each; what is named is taken."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "book.txt").write_text("It was a dark and stormy night; the rain fell in torrents.\n" * 400)
+    small = [
+        "--data.kind",
+        "text",
+        "--data.path",
+        "book.txt",
+        "--training.seconds",
+        "9",
+        "--print_config",
+        "--out",
+        "a",
+    ]
+    train_command.main(small)
+    told = capsys.readouterr()
+    assert "--preset spectral-delta-nano: the recommended one" in told.err
+    assert "--data.tokenizer bpe: the default under a budget of time" in told.err
+    config = yaml.safe_load(told.out)
+    assert config["preset"] == "spectral-delta-nano"
+    assert config["data"]["tokenizer"]["kind"] == "bpe"
+    train_command.main([*small, "--preset", "transformer-nano", "--data.tokenizer", "bytes"])
+    told = capsys.readouterr()
+    assert not told.err
+    assert yaml.safe_load(told.out)["data"]["tokenizer"]["kind"] == "bytes"
+    train_command.main([*small, "--model.hidden_size", "32"])
+    assert yaml.safe_load(capsys.readouterr().out)["preset"] is None

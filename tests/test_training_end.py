@@ -103,7 +103,7 @@ def test_early_stopping_leaves_the_best_weights_as_the_runs_own(tmp_path, capsys
         int(best["step"]) + 6,
     )
     assert_same_tensors(weights(run), Run.open(run / "checkpoints" / "best").read_state_dict())
-    assert f"best validation: step {best['step']} of" in capsys.readouterr().err
+    assert f"at step {best['step']} of" in capsys.readouterr().err
     kept = (run / "model.safetensors").read_bytes()
     resume(run)
     assert "nothing is left to train" in capsys.readouterr().err
@@ -132,7 +132,7 @@ def test_the_summary_says_how_training_ended(rising):
 
 
 @pytest.mark.parametrize(
-    ("rate", "where"), [(0.1, "best stopping point: step 6;"), (0.01, "best stopping point: the last validation")]
+    ("rate", "where"), [(0.1, "at step 6 of 12, the best validation"), (0.01, "at the end, the best validation")]
 )
 def test_the_end_says_where_the_best_stopping_point_was(tmp_path, capsys, rate, where):
     train(configuration(tmp_path, PLAIN, RISING, {"training.optimizer.learning_rate": rate}), tmp_path / "run")
@@ -163,7 +163,7 @@ def test_without_a_budget_training_goes_on_until_it_is_interrupted(tmp_path, mon
         with pytest.raises(Stopped):
             train(configuration(tmp_path, PLAIN, endless), tmp_path / "run")
     assert "no budget: until Ctrl-C" in (error := capsys.readouterr().err)
-    assert ", until Ctrl-C, loss " in error
+    assert ", until Ctrl-C, train " in error
     assert Run.open(tmp_path / "run").checkpoint == (tmp_path / "run" / "checkpoints" / "step-00000005").resolve()
     assert not (tmp_path / "run" / "summary.json").exists()  # written when training ends
     interrupted_at(monkeypatch, 8)

@@ -141,7 +141,7 @@ def test_loss_and_time_left_are_within_80_columns(tmp_path):
         progress.close()
     assert len(shown) <= 80
     assert "| step 123456, 99:00:0" in shown
-    assert " left, loss 12.345, held out" in shown
+    assert " left, train 12.345, held out 12.345 bits" in shown
 
 
 # ---------------------------------------------------------------------- validations

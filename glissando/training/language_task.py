@@ -206,7 +206,7 @@ class LanguageTask(Task):
         return summarize(read_metrics(run.path / METRICS), best_step)
 
     def closing(self, summary: Mapping[str, Any], run: Run, name: str) -> list[str]:
-        lines = summary_lines(summary, str(run.path / CHECKPOINTS / BEST))
+        lines = summary_lines(summary, str(run.path / CHECKPOINTS / BEST), self._beside())
         if not summary["finished"]:
             return lines
         if self.corpus.problems:
@@ -214,6 +214,21 @@ class LanguageTask(Task):
         prompt, where = self.corpus.prompts(1)[0], shlex.quote(name)
         option = f" --prompt={shlex.quote(prompt)}" if prompt.isprintable() else ""
         return [*lines, f"run: {name}   (try: glissando generate {where}{option})"]
+
+    def _beside(self) -> str:
+        """The floor where it is known; of a text, what its tokens' frequencies alone would have."""
+        if self.corpus.entropy_floor is not None:
+            return f" (floor {self.corpus.entropy_floor:.3f})"
+        if CORPORA.kind_of(self.config.data) not in ("text", "jsonl", "hub"):
+            return ""
+        counts = torch.ones(self.corpus.tokenizer.vocab_size, dtype=torch.float64)
+        for batch in itertools.islice(self.corpus.batches("train"), 64):
+            counts += batch.targets[batch.targets != IGNORED].bincount(minlength=len(counts))
+        surprise, bits, n_bytes = -(counts / counts.sum()).log2(), 0.0, 0
+        for batch in itertools.islice(self.corpus.batches("valid"), 16):
+            bits += float(surprise[batch.targets[batch.targets != IGNORED]].sum())
+            n_bytes += batch.n_bytes
+        return f" (by its tokens' frequencies alone: {bits / n_bytes:.2f})"
 
 
 def _logits(model: LanguageModel, batch: Batch, state: Any) -> tuple[Tensor, Any]:

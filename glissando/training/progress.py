@@ -70,17 +70,21 @@ class Progress(Hook):
         minutes = f"{seconds // 60}" if seconds < 3600 else f"{seconds // 3600}:{seconds // 60 % 60:02d}"
         left = f"{minutes}:{seconds % 60:02d} left" if loop.budget.limits else "until Ctrl-C"
         parts = [f"step {loop.state.step}", left]
-        if "train_loss" in latest:
-            parts.append(f"loss {latest['train_loss']:.3f}")
-        held_out = latest.get("valid_bits_per_byte", latest.get("valid_loss"))
-        if held_out is not None:
-            parts.append(f"held out {held_out:.3f}")
+        in_bits = "train_bits_per_byte" in latest
+        measure, unit = ("bits_per_byte", " bits/byte") if in_bits else ("loss", "")
+        figures = [
+            f"{name} {values[key]:.3f}"
+            for name, values, key in (
+                ("train", latest, f"train_{measure}"),
+                ("held out", latest, f"valid_{measure}"),
+            )
+            if values.get(key) is not None
+        ]
+        if figures:
+            figures[-1] += unit
         if "entropy_floor" in loop.validation:
-            parts.append(f"floor {loop.validation['entropy_floor']:.3f}")
-        parts.append(f"{rate / 1000:.1f}k tok/s")
-        if "train_bits_per_byte" in latest:
-            parts.append(f"bits/byte {latest['train_bits_per_byte']:.3f}")
-        return ", ".join(parts)
+            figures.append(f"floor {loop.validation['entropy_floor']:.3f}")
+        return ", ".join([*parts, *figures, f"{rate / 1000:.1f}k tok/s"])
 
     def message(self, line: str) -> None:
         """A line above the bar."""
