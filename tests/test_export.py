@@ -93,6 +93,32 @@ def test_what_cannot_be_exported_says_which_part_and_what_to_do(case):
         Stepper(build(case), capacity=9)
 
 
+def test_a_trace_finds_nothing_of_an_earlier_one():
+    """Guards of what was compiled before, a loop over time above all, would fix the length of the next graph."""
+    compiled = []
+
+    def counting(graph, _):
+        compiled.append(graph)
+        return graph.forward
+
+    function = torch.compile(lambda x: x + 1, backend=counting)
+    model = LanguageModel.from_config({"hidden_size": 8, "mixer": "spectral", "depth": {"layers": 1}}).eval()
+    for _ in range(2):
+        function(torch.ones(2))
+        function(torch.ones(2))
+        Stepper(model, capacity=4).trace(prefill=False)
+    assert len(compiled) == 2
+
+
+@pytest.mark.slow
+def test_models_with_loops_over_time_are_traced_one_after_another():
+    rotating = {"kind": "delta", "transition": "rotate", "writes": 2, "heads": 2}
+    for mixer in ("delta", rotating, rotating, "delta"):
+        model = LanguageModel.from_config({"hidden_size": 16, "mixer": mixer, "depth": {"layers": 2}}).eval()
+        for prefill in (True, False):
+            Stepper(model, capacity=9).trace(prefill)
+
+
 @pytest.mark.parametrize("mixer", ["attention", "tau"])
 def test_a_token_behind_the_last_slot_is_an_error(mixer, traced):
     model = LanguageModel.from_config({"hidden_size": 16, "mixer": mixer, "depth": {"layers": 1}}).eval()

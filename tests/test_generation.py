@@ -227,9 +227,9 @@ def test_decoding_costs_what_the_state_costs():
     def seconds(context: int) -> float:
         steps = Continuation(model, [[1] * context], 65, Sampling(temperature=0))
         next(steps)
-        began = time.perf_counter()
+        began = time.process_time()
         list(steps)
-        return time.perf_counter() - began
+        return time.process_time() - began
 
     seconds(64)
     assert min(seconds(4096) for _ in range(3)) < 4 * min(seconds(64) for _ in range(3))

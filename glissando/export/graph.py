@@ -105,6 +105,8 @@ def traced(
 
     Raises Refused, with PyTorch's reason, for what cannot be traced.
     """
+    # A loop over time is compiled, and the guards of an earlier graph's would fix the length of this one.
+    torch.compiler.reset()
     try:
         with torch.no_grad():
             return torch.export.export(module, arguments, dynamic_shapes=(axes[0], tuple(axes[1:])), strict=False)
