@@ -1,5 +1,5 @@
-"""A fixed set of pairs, reshuffled each epoch: characters that are shifted, or random answers, which can only be
-memorised. The corpus `fixed-pairs`."""
+"""A fixed set of pairs, reshuffled each epoch: characters that are shifted, or random answers (functions of the seed
+and the input), which can only be memorised. The corpus `fixed-pairs`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from glissando.config import options
 from glissando.data.corpora import ShiftOptions, register_corpus
 from glissando.data.hashing import hashed
 from glissando.data.order import random_below, shuffled
-from glissando.data.pairs import ANSWERS, FIRST, PRINTABLE, Pair, ShiftCorpus
+from glissando.data.pairs import ANSWERS, FIRST, PRINTABLE, Pair, ShiftCorpus, texts_of
 from glissando.data.tokenizers import Tokenizer
 
 
@@ -45,18 +45,9 @@ class FixedPairs(ShiftCorpus):
     def training_pairs(self, rows: np.ndarray) -> list[Pair]:
         return [self._fixed[i] for i in shuffled(rows, len(self._fixed), self._seed)]
 
-    def _pairs(self, inputs: list[str], seed: int) -> list[Pair]:
+    def _pairs(self, inputs: np.ndarray, seed: int) -> list[Pair]:
         if self._rule == "shift":
             return super()._pairs(inputs, seed)
-        return [Pair(*pair) for pair in zip(inputs, _random_answers(inputs, seed), strict=True)]
-
-
-def _random_answers(inputs: list[str], seed: int) -> list[str]:
-    """An output as long as its input for each, a function of (seed, input)."""
-    width = max(map(len, inputs), default=0)
-    padded = b"".join(text.encode("ascii").ljust(width, b"\0") for text in inputs)
-    keys = hashed(np.frombuffer(padded, np.uint8).reshape(len(inputs), width), ANSWERS)
-    drawn = FIRST + random_below(PRINTABLE, seed, ANSWERS, keys[:, None], np.arange(width))
-    return [
-        row[: len(text)].decode("ascii") for row, text in zip(map(bytes, drawn.astype(np.uint8)), inputs, strict=True)
-    ]
+        drawn = random_below(PRINTABLE, seed, ANSWERS, hashed(inputs, ANSWERS)[:, None], np.arange(inputs.shape[1]))
+        answers = np.where(inputs > 0, FIRST + drawn, 0).astype(np.uint8)
+        return [Pair(*pair) for pair in zip(texts_of(inputs), texts_of(answers), strict=True)]

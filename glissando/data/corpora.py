@@ -219,6 +219,11 @@ class MqarOptions(GeneratedOptions):
                 f"data.tokenizer {TOKENIZERS.kind_of(self.tokenizer)} would do nothing: the tokens of mqar are the "
                 "numbers below data.vocabulary; leave it out"
             )
+        if self.pairs > self.vocabulary // 2 - 1:
+            raise ConfigError(
+                f"vocabulary {self.vocabulary} has {self.vocabulary // 2 - 1} keys, fewer than {self.pairs} pairs; "
+                f"raise data.vocabulary to {2 * self.pairs + 2}"
+            )
 
 
 @options
@@ -343,7 +348,7 @@ for _name, _options, _target in (
     ("shift", ShiftOptions, "pairs:ShiftCorpus"),
     ("pairs", PairsOptions, "pairs:PairFileCorpus"),
     ("recall", RecallOptions, "probes:RecallCorpus"),
-    ("mqar", MqarOptions, "mqar:MqarCorpus"),
+    ("mqar", MqarOptions, "probes:MqarCorpus"),
     ("parity", ParityOptions, "probes:ParityCorpus"),
     ("tracking", TrackingOptions, "probes:TrackingCorpus"),
     ("copy", CopyOptions, "probes:CopyCorpus"),

@@ -14,7 +14,7 @@ import torch
 
 from glissando.data.base import IGNORED, Batch, RowCorpus
 from glissando.data.corpora import DataOptions, PairsOptions, ShiftOptions
-from glissando.data.hashing import hashed
+from glissando.data.drawn import Draw, Source, is_held_out
 from glissando.data.order import random_below, shuffled
 from glissando.data.problems import Problems, summary_of
 from glissando.data.textfile import open_file, without_mark
@@ -28,9 +28,7 @@ PRINTABLE = LAST - FIRST + 1
 _MAX_LINE = 1 << 16
 
 # Keys of independent random streams.
-_LENGTHS, _CHARACTERS, ANSWERS, _SPLIT, _TRAINING, _HELD_OUT = range(6)
-_TRIES = 10_000
-_BLOCK = 1024
+_LENGTHS, _CHARACTERS, ANSWERS, _, _TRAINING, _HELD_OUT = range(6)  # 3 is that of the split
 
 
 class Pair(NamedTuple):
@@ -139,58 +137,34 @@ class ShiftCorpus(PairsCorpus):
         super().__init__(tokenizer, o)
         self._lengths = min(4, o.length), o.length
         self._require_room(2 * o.length + 2, f"a pair of length {o.length}")  # a character is a token at most
+        self._source = Source(self._draw, is_held_out, "raise data.length")
         self._valid = self.held_out(o.valid_rows)
 
     def training_pairs(self, rows: np.ndarray) -> list[Pair]:
-        return self._pairs(self._inputs(rows, self._seed, held_out=False), self._seed)
+        return self._pairs(self._source.rows(rows, self._seed, held_out=False), self._seed)
 
     def held_out(self, n: int, seed: int = 0) -> list[Pair]:
         return self.distinct(n, seed, held_out=True)
 
     def distinct(self, n: int, seed: int, *, held_out: bool) -> list[Pair]:
         """The first `n` different pairs of one side of the split."""
-        found: dict[str, None] = {}
-        for first in range(0, 100 * n + 100 * _BLOCK, _BLOCK):
-            rows = np.arange(first, first + _BLOCK)
-            for text in self._inputs(rows, seed, held_out=held_out):
-                if len(found) == n:
-                    return self._pairs(list(found), seed)
-                found[text] = None
-        raise ConfigError(
-            f"there are fewer than {n} different inputs of {self._lengths[0]} to {self._lengths[1]} "
-            "characters on this side of the split; raise data.length or ask for fewer pairs"
-        )
+        return self._pairs(self._source.distinct(n, seed, held_out=held_out), seed) if n else []
 
-    def _inputs(self, rows: np.ndarray, seed: int, *, held_out: bool) -> list[str]:
-        """One input a row, redrawn until it lies on its side of the split."""
-        stream = _HELD_OUT if held_out else _TRAINING
+    def _draw(self, draw: Draw) -> np.ndarray:
+        """(n, L) characters, 0 behind a text's end."""
         low, high = self._lengths
-        column = np.arange(high)
-        characters = np.zeros((len(rows), high), np.uint8)
-        lengths = np.zeros(len(rows), np.int64)
-        todo = np.arange(len(rows))
-        for attempt in range(_TRIES):
-            key = (rows[todo], attempt)
-            lengths[todo] = low + random_below(high - low + 1, seed, _LENGTHS, stream, *key)
-            drawn = FIRST + random_below(
-                PRINTABLE, seed, _CHARACTERS, stream, rows[todo, None], attempt, column[None, :]
-            )
-            characters[todo] = np.where(column < lengths[todo, None], drawn, 0)
-            todo = todo[is_held_out(characters[todo]) != held_out]
-            if not todo.size:
-                break
-        else:
-            side = "held-out" if held_out else "training"
-            raise ConfigError(f"no {side} input of {low} to {high} characters was found; raise data.length")
-        return [row[:n].tobytes().decode("ascii") for row, n in zip(characters, lengths, strict=True)]
+        key = (_HELD_OUT if draw.held_out else _TRAINING, draw.rows)
+        lengths = low + random_below(high - low + 1, draw.seed, _LENGTHS, *key, draw.attempt)
+        rows, column = draw.rows[:, None], np.arange(high)
+        drawn = random_below(PRINTABLE, draw.seed, _CHARACTERS, key[0], rows, draw.attempt, column)
+        return np.where(column < lengths[:, None], FIRST + drawn, 0).astype(np.uint8)
 
-    def _pairs(self, inputs: list[str], seed: int) -> list[Pair]:
-        return [Pair(text, shift(text)) for text in inputs]
+    def _pairs(self, inputs: np.ndarray, seed: int) -> list[Pair]:
+        return [Pair(text, shift(text)) for text in texts_of(inputs)]
 
 
-def is_held_out(characters: np.ndarray) -> np.ndarray:
-    """(n,) bool of inputs (n, L): a fixed hash decides."""
-    return hashed(characters, _SPLIT) % np.uint64(10) == 0
+def texts_of(inputs: np.ndarray) -> list[str]:
+    return [row.tobytes().rstrip(b"\0").decode("ascii") for row in inputs]
 
 
 class PairFile(NamedTuple):

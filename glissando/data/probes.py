@@ -1,9 +1,10 @@
-"""Tasks of recall, of following a state and of copying, as one table of generators."""
+"""Tasks of recall, of following a state and of copying, each a generator: random numbers -> (what is read, answers)."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from functools import cached_property
 from itertools import permutations
 from typing import NamedTuple
 
@@ -12,15 +13,21 @@ import numpy as np
 from glissando.data.corpora import (
     CopyOptions,
     InductionOptions,
+    MqarOptions,
     ParityOptions,
     RecallOptions,
     SelectiveCopyOptions,
     TrackingOptions,
 )
-from glissando.data.tasks import ASCII, Draw, Probe, TaskCorpus, codes, lengths_of
+from glissando.data.drawn import Draw
+from glissando.data.order import random_words
+from glissando.data.tasks import ASCII, TaskCorpus, codes, lengths_of
+from glissando.data.tokenizers import NumberTokenizer, Tokenizer
+from glissando.errors import ConfigError
 
 # Keys of independent random streams.
 _LENGTHS, _MOVES, _KEYS, _VALUES, _QUERIES, _SYMBOLS, _PLACES = range(7)
+_MQAR_KEYS, _MQAR_VALUES, _GAPS, _NOISE, _MQAR_SPLIT = range(7, 12)
 _KEY_CHARACTERS = "".join(map(chr, range(33, 80)))
 _VALUE_CHARACTERS = "".join(map(chr, range(80, 127)))
 _BLANK, _ASK = ".", ":"
@@ -31,11 +38,13 @@ _STATE_CHARACTERS = "".join(
     for code in (*range(65, 91), *range(33, 65), *range(91, 127), 32, *range(1, 10), *range(11, 32), 127)
     if chr(code) not in _MOVE_CHARACTERS
 )
+#: gaps of mqar are mostly short near 0, uniform for 1
+_POWER = 0.01
 
 # ---------------------------------------------------------------------- recall
 
 
-def recall(o: RecallOptions) -> Probe:
+class RecallCorpus(TaskCorpus):
     """Multi-query associative recall: P = `pairs` keys, each with its value, then the keys once more.
 
         eos k_1 v_1 ... k_P v_P  q_1 a_1 ... q_P a_P        a_j = v_i where q_j = k_i
@@ -48,40 +57,101 @@ def recall(o: RecallOptions) -> Probe:
     Source: Arora et al., "Zoology: Measuring and improving recall in efficient language models", 2023
     (arXiv 2312.04927), without its filler between queries.
     """
-    n, first = o.pairs, 2 * o.pairs
 
-    def draw(draw: Draw) -> np.ndarray:
+    options, more = RecallOptions, "raise pairs"
+    alphabet = _KEY_CHARACTERS + _VALUE_CHARACTERS
+
+    def longest(self) -> int:
+        return 4 * self.o.pairs
+
+    def draw(self, draw: Draw) -> tuple[np.ndarray, np.ndarray]:
+        n = self.o.pairs
         keys = codes(_KEY_CHARACTERS)[draw.order(len(_KEY_CHARACTERS), _KEYS)[:, :n]]
         values = codes(_VALUE_CHARACTERS)[draw.order(len(_VALUE_CHARACTERS), _VALUES)[:, :n]]
         bound = np.stack([keys, values], axis=2)
         queried = np.take_along_axis(bound, draw.order(n, _QUERIES)[:, :, None], axis=1)
         # The last answer is no input.
-        return np.concatenate([bound, queried], axis=1).reshape(len(keys), -1)[:, :-1]
-
-    def answers(read: np.ndarray) -> np.ndarray:
-        keys, values, queried = read[:, 0:first:2], read[:, 1:first:2], read[:, first::2]
+        read = np.concatenate([bound, queried], axis=1).reshape(len(keys), -1)[:, :-1]
         answers = np.zeros_like(read)
-        answers[:, first::2] = np.take_along_axis(
-            values, (queried[:, :, None] == keys[:, None, :]).argmax(axis=2), axis=1
+        answers[:, 2 * n :: 2] = queried[:, :, 1]
+        return read, answers
+
+    def chance(self) -> dict[str, float]:
+        n = self.o.pairs
+        return _guess(range(len(_VALUE_CHARACTERS), len(_VALUE_CHARACTERS) - n, -1)) | _guess(
+            range(n, 0, -1), "unbound"
         )
-        return answers
-
-    any_value = _guess([len(_VALUE_CHARACTERS) - number for number in range(n)], "chance")
-    unbound = _guess([n - number for number in range(n)], "unbound")
-    return Probe(
-        _KEY_CHARACTERS + _VALUE_CHARACTERS,
-        4 * n,
-        draw,
-        answers,
-        lambda valid: any_value | unbound,
-        "raise pairs",
-        prompt=first + 1,
-        text=lambda read, answers: f"{read}{answers[-1]}\n",
-        facts={"pairs": n},
-    )
 
 
-def _guess(ways: Sequence[int], name: str) -> dict[str, float]:
+class MqarCorpus(TaskCorpus):
+    """Multi-query associative recall as published: P = `pairs` keys with their values, then each key once more among
+    noise.
+
+        eos k_1 v_1 ... k_P v_P  . . k_3 . k_1 . . . k_2 .        after the second k_i, not before: v_i
+
+    Tokens are numbers below V = `vocabulary`; 0 is the end token. The keys of a row are different numbers from 1 to
+    V / 2 - 1, its values different ones from V / 2 to V - 1, noise any from 1 to V - 1, keys of the row included.
+    Answers are scored and not read. k_i is queried g_i pairs of tokens behind the last pair: gaps are drawn without
+    replacement, key after key, with weights (g + 1)^(0.01 - 1), g < (seq_len - 2 P) // 2. A row has `seq_len` tokens.
+
+    Bits per byte are bits per answer. Besides chance, any of the V / 2 values, `describe` has the figures of
+    `unbound`: a model that knows the values of a row, but not their keys.
+
+    Source: Arora et al., "Zoology: Measuring and improving recall in efficient language models", 2023
+    (arXiv 2312.04927); the end token stands in front, in the place of a token of noise at the end.
+
+    Raises ConfigError if the tokenizer is of another vocabulary.
+    """
+
+    options, more = MqarOptions, "raise pairs or vocabulary"
+
+    def longest(self) -> int:
+        return 4 * self.o.pairs
+
+    def _vocabulary(self, tokenizer: Tokenizer | None) -> tuple[Tokenizer, np.ndarray]:
+        size = self.o.vocabulary
+        tokenizer = tokenizer or NumberTokenizer(size)
+        if not isinstance(tokenizer, NumberTokenizer) or tokenizer.vocab_size != size:
+            raise ConfigError(
+                f"mqar with vocabulary {size} is read by its own tokenizer of so many numbers, got "
+                f"{type(tokenizer).__name__} of {tokenizer.vocab_size}; give data.vocabulary "
+                "what the model was trained with, or train a new model"
+            )
+        return tokenizer, np.arange(size)
+
+    def draw(self, draw: Draw) -> tuple[np.ndarray, np.ndarray]:
+        pairs, half, size = self.o.pairs, self.o.vocabulary // 2, self.o.vocabulary
+        first = 2 * pairs
+        keys = 1 + _some_of(half - 1, pairs, draw, _MQAR_KEYS)
+        values = half + _some_of(size - half, pairs, draw, _MQAR_VALUES)
+        read = 1 + draw.many_below(size - 1, self.seq_len - 1, _NOISE)
+        weights = np.arange(1, (self.seq_len - first) // 2 + 1) ** (_POWER - 1)
+        fractions = (draw.words(len(weights), _GAPS) >> np.uint64(11)) * 2.0**-53
+        # The least of exponential times with the weights as rates is drawn by weight, and so on without replacement.
+        times = -np.log1p(-fractions) / weights
+        queries = first + 2 * times.argsort(axis=1, kind="stable")[:, :pairs]
+        read[:, 0:first:2], read[:, 1:first:2] = keys, values
+        np.put_along_axis(read, queries, keys, axis=1)
+        answers = np.zeros_like(read)
+        np.put_along_axis(answers, queries, values, axis=1)
+        return read, answers
+
+    def _is_held_out(self, drawn: np.ndarray) -> np.ndarray:
+        read = drawn[:, 0]
+        return random_words(_MQAR_SPLIT, np.arange(read.shape[1]), read).sum(axis=1) % np.uint64(10) == 0
+
+    def chance(self) -> dict[str, float]:
+        return _guess([self.o.vocabulary - self.o.vocabulary // 2]) | _guess([self.o.pairs], "unbound")
+
+
+def _some_of(size: int, count: int, draw: Draw, key: int) -> np.ndarray:
+    """(n, count), so many different numbers below `size` in random order."""
+    words = draw.words(size, key)
+    least = words.argpartition(count - 1, axis=1)[:, :count]
+    return np.take_along_axis(least, np.take_along_axis(words, least, 1).argsort(axis=1, kind="stable"), 1)
+
+
+def _guess(ways: Sequence[int], name: str = "chance") -> dict[str, float]:
     """Accuracy and bits of answers drawn evenly from so many ways each."""
     accuracy, bits = float(np.mean([1 / n for n in ways])), float(np.mean([math.log2(n) for n in ways]))
     return {f"{name}_accuracy": accuracy, f"{name}_bits": bits}
@@ -116,19 +186,8 @@ class Automaton(NamedTuple):
             shares.append(share)
         return shares
 
-    def chance(self, valid: np.ndarray) -> dict[str, float]:
-        """By the state's distribution after so many letters, whichever they were."""
-        lengths = lengths_of(valid)
-        shares = self.unread(int(lengths.max()))
-        scored = [int((lengths >= position).sum()) for position in range(1, len(shares) + 1)]
-        bits = [-float(np.sum(share * np.log2(share, where=share > 0, out=np.zeros_like(share)))) for share in shares]
-        return {
-            "chance_accuracy": float(np.average([share.max() for share in shares], weights=scored)),
-            "chance_bits": float(np.average(bits, weights=scored)),
-        }
 
-
-def following(o: ParityOptions, automaton: Automaton, facts: dict[str, object]) -> Probe:
+class _Following(TaskCorpus):
     """Random letters, after each of which the state of an automaton is to be given.
 
         eos x_1 ... x_L        after x_i: s_i = step(x_i, s_{i-1})
@@ -140,29 +199,45 @@ def following(o: ParityOptions, automaton: Automaton, facts: dict[str, object]) 
     N` shows.
     """
 
-    def draw(draw: Draw) -> np.ndarray:
-        lengths = 1 + draw.below(o.length, _LENGTHS)
-        letters = codes(automaton.letters)[draw.many_below(len(automaton.letters), o.length, _MOVES)]
-        return np.where(np.arange(o.length) < lengths[:, None], letters, 0).astype(np.uint8)
+    more, asked = "raise data.length", -1
 
-    return Probe(
-        automaton.letters + automaton.states,
-        1 + o.length,
-        draw,
-        automaton.run,
-        automaton.chance,
-        "raise data.length",
-        facts={"lengths": [1, o.length], **facts},
-    )
+    automaton: Automaton
+
+    @property
+    def alphabet(self) -> str:  # type: ignore[override]
+        return self.automaton.letters + self.automaton.states
+
+    def longest(self) -> int:
+        return 1 + self.o.length
+
+    def draw(self, draw: Draw) -> tuple[np.ndarray, np.ndarray]:
+        letters, length = codes(self.automaton.letters), self.o.length
+        lengths = 1 + draw.below(length, _LENGTHS)
+        drawn = letters[draw.many_below(len(letters), length, _MOVES)]
+        read = np.where(np.arange(length) < lengths[:, None], drawn, 0).astype(np.uint8)
+        return read, self.automaton.run(read)
+
+    def chance(self) -> dict[str, float]:
+        """By the state's distribution after so many letters, whichever they were."""
+        lengths = lengths_of(self._valid)
+        shares = self.automaton.unread(int(lengths.max()))
+        scored = [int((lengths >= position).sum()) for position in range(1, len(shares) + 1)]
+        bits = [-float(np.sum(share * np.log2(share, where=share > 0, out=np.zeros_like(share)))) for share in shares]
+        return {
+            "chance_accuracy": float(np.average([share.max() for share in shares], weights=scored)),
+            "chance_bits": float(np.average(bits, weights=scored)),
+        }
 
 
-def parity(o: ParityOptions) -> Probe:
+class ParityCorpus(_Following):
     """Random bits, after each of which the parity so far is to be given: e for an even number of ones, o for an odd.
 
     The defaults are lengths of Delétang et al., "Neural networks and the Chomsky hierarchy", 2023 (arXiv 2207.02098),
     who train on 1 to 40 and validate on up to 500.
     """
-    return following(o, Automaton("01", "eo", np.array([[0, 1], [1, 0]])), {})
+
+    options = ParityOptions
+    automaton = Automaton("01", "eo", np.array([[0, 1], [1, 0]]))
 
 
 def arrangements(items: int) -> Automaton:
@@ -178,7 +253,7 @@ def arrangements(items: int) -> Automaton:
     return Automaton(_MOVE_CHARACTERS, _STATE_CHARACTERS[: len(states)], step)
 
 
-def tracking(o: TrackingOptions) -> Probe:
+class TrackingCorpus(_Following):
     """Random moves of `items` things in a row, after each of which their arrangement is to be given, a character each.
 
     `items` 2 is a parity, 3 and 4 give solvable groups, and 5 the word problem of S_5, which is complete for NC^1.
@@ -187,18 +262,33 @@ def tracking(o: TrackingOptions) -> Probe:
     Source: Liu et al., "Transformers learn shortcuts to automata", 2023 (arXiv 2210.10749); Merrill et al., "The
     illusion of state in state-space models", 2024 (arXiv 2404.08819).
     """
-    automaton = arrangements(o.items)
-    named = zip(automaton.states, permutations("12345"[: o.items]), strict=True)
-    moves = {"k": "keep", "s": "swap the first two", "r": "first to the end"}
-    return following(o, automaton, {"moves": moves, "states": {state: "".join(order) for state, order in named}})
+
+    options = TrackingOptions
+
+    @cached_property
+    def automaton(self) -> Automaton:  # type: ignore[override]
+        return arrangements(self.o.items)
+
+    def describe(self) -> dict[str, object]:
+        named = zip(self.automaton.states, permutations("12345"[: self.o.items]), strict=True)
+        moves = {"k": "keep", "s": "swap the first two", "r": "first to the end"}
+        return super().describe() | {"moves": moves, "states": {state: "".join(order) for state, order in named}}
 
 
 # ---------------------------------------------------------------------- copying
-# Rows of one length, scored at their end. What is read where a symbol is due carries no information, so that a model
-# cannot use its earlier answers.
 
 
-def copy(o: CopyOptions) -> Probe:
+class _Symbols(TaskCorpus):
+    """Rows of one length, scored at their end. What is read where a symbol is due carries no information, so that a
+    model cannot use its earlier answers."""
+
+    symbols: str
+
+    def chance(self) -> dict[str, float]:
+        return _guess([len(self.symbols)])
+
+
+class CopyCorpus(_Symbols):
     """S = 10 symbols of eight, a blank, and a question after which they are to be given in their order.
 
         eos s_1 ... s_S  . . . . :  . . .        after the colon and the S - 1 dots behind it: s_1 ... s_S
@@ -208,23 +298,25 @@ def copy(o: CopyOptions) -> Probe:
 
     Source: Arjovsky, Shah and Bengio, "Unitary evolution recurrent neural networks", 2016 (arXiv 1511.06464), 4.1.
     """
-    n, delay, symbols = o.symbols, o.length, codes("ABCDEFGH")
 
-    def draw(draw: Draw) -> np.ndarray:
-        read = np.full((len(draw.rows), 2 * n + delay - 1), ord(_BLANK), np.uint8)
-        read[:, :n] = symbols[draw.many_below(len(symbols), n, _SYMBOLS)]
-        read[:, -n] = ord(_ASK)
-        return read
+    options, more = CopyOptions, "lower valid_rows"
+    symbols = "ABCDEFGH"
+    alphabet = symbols + _BLANK + _ASK
 
-    def answers(read: np.ndarray) -> np.ndarray:
-        return np.concatenate([np.zeros_like(read[:, n:]), read[:, :n]], axis=1)
+    def longest(self) -> int:
+        return 2 * self.o.symbols + self.o.length
 
-    facts: dict[str, object] = {"symbols": n, "length": delay}
-    chance, longest = _any_of("ABCDEFGH"), 2 * n + delay
-    return Probe("ABCDEFGH.:", longest, draw, answers, chance, "lower valid_rows", n + delay, facts=facts)
+    def draw(self, draw: Draw) -> tuple[np.ndarray, np.ndarray]:
+        n = self.o.symbols
+        memory = codes(self.symbols)[draw.many_below(len(self.symbols), n, _SYMBOLS)]
+        read = np.full((len(memory), self.longest() - 1), ord(_BLANK), np.uint8)
+        read[:, :n], read[:, -n] = memory, ord(_ASK)
+        answers = np.zeros_like(read)
+        answers[:, -n:] = memory
+        return read, answers
 
 
-def selective_copy(o: SelectiveCopyOptions) -> Probe:
+class SelectiveCopyCorpus(_Symbols):
     """S = 16 symbols of fourteen at random places among `length` - S dots, then S questions: give them in order.
 
         eos . . s_1 . s_2 s_3 . . . : : :        after the colons: s_1 s_2 s_3
@@ -234,27 +326,26 @@ def selective_copy(o: SelectiveCopyOptions) -> Probe:
     Source: Gu and Dao, "Mamba: linear-time sequence modeling with selective state spaces", 2023 (arXiv 2312.00752),
     4.1.1.
     """
-    n, length, symbols = o.symbols, o.length, codes("ABCDEFGHIJKLMN")
 
-    def draw(draw: Draw) -> np.ndarray:
-        read = np.full((len(draw.rows), length + n), ord(_BLANK), np.uint8)
+    options, more = SelectiveCopyOptions, "lower valid_rows"
+    symbols = "ABCDEFGHIJKLMN"
+    alphabet = symbols + _BLANK + _ASK
+
+    def longest(self) -> int:
+        return 1 + self.o.length + self.o.symbols
+
+    def draw(self, draw: Draw) -> tuple[np.ndarray, np.ndarray]:
+        n, length = self.o.symbols, self.o.length
+        memory = codes(self.symbols)[draw.many_below(len(self.symbols), n, _SYMBOLS)]
+        read = np.full((len(memory), length + n), ord(_BLANK), np.uint8)
         read[:, length:] = ord(_ASK)
-        places = np.sort(draw.order(length, _PLACES)[:, :n], axis=1)
-        np.put_along_axis(read, places, symbols[draw.many_below(len(symbols), n, _SYMBOLS)], axis=1)
-        return read
-
-    def answers(read: np.ndarray) -> np.ndarray:
-        answers, scattered = np.zeros_like(read), read[:, :length]
-        # In every row as many places are no dots, so that they come out as a rectangle, row by row.
-        answers[:, length:] = scattered[scattered != ord(_BLANK)].reshape(len(read), n)
-        return answers
-
-    facts: dict[str, object] = {"symbols": n, "length": length}
-    chance, longest = _any_of("ABCDEFGHIJKLMN"), 1 + length + n
-    return Probe("ABCDEFGHIJKLMN.:", longest, draw, answers, chance, "lower valid_rows", length + 1, facts=facts)
+        np.put_along_axis(read, np.sort(draw.order(length, _PLACES)[:, :n], axis=1), memory, axis=1)
+        answers = np.zeros_like(read)
+        answers[:, length:] = memory
+        return read, answers
 
 
-def induction(o: InductionOptions) -> Probe:
+class InductionCorpus(_Symbols):
     """Random symbols of fifteen with a mark once among them; at the end the mark once more: give the symbol behind it.
 
         eos x_1 ... x_i : s x_{i+3} ... x_{L-1} :        after the last: s
@@ -265,47 +356,19 @@ def induction(o: InductionOptions) -> Probe:
     Source: Gu and Dao, "Mamba: linear-time sequence modeling with selective state spaces", 2023 (arXiv 2312.00752),
     4.1.2, after Olsson et al., "In-context learning and induction heads", 2022 (arXiv 2209.11895).
     """
-    length, symbols = o.length, codes("ABCDEFGHIJKLMNO")
 
-    def draw(draw: Draw) -> np.ndarray:
-        read = symbols[draw.many_below(len(symbols), length, _SYMBOLS)]
-        read[np.arange(len(read)), draw.below(length - 2, _PLACES)] = ord(_ASK)
-        read[:, -1] = ord(_ASK)
-        return read
+    options, more = InductionOptions, "raise data.length"
+    symbols = "ABCDEFGHIJKLMNO"
+    alphabet = symbols + _ASK
 
-    def answers(read: np.ndarray) -> np.ndarray:
+    def longest(self) -> int:
+        return 1 + self.o.length
+
+    def draw(self, draw: Draw) -> tuple[np.ndarray, np.ndarray]:
+        length = self.o.length
+        read = codes(self.symbols)[draw.many_below(len(self.symbols), length, _SYMBOLS)]
+        rows, marked = np.arange(len(read)), draw.below(length - 2, _PLACES)
+        read[rows, marked] = read[:, -1] = ord(_ASK)
         answers = np.zeros_like(read)
-        answers[:, -1] = read[np.arange(len(read)), (read == ord(_ASK)).argmax(axis=1) + 1]
-        return answers
-
-    chance = _any_of("ABCDEFGHIJKLMNO")
-    return Probe("ABCDEFGHIJKLMNO:", 1 + length, draw, answers, chance, "raise data.length", facts={"length": length})
-
-
-def _any_of(symbols: str) -> Callable[[np.ndarray], dict[str, float]]:
-    """The chance of predicting any symbol."""
-    return lambda valid: _guess([len(symbols)], "chance")
-
-
-class RecallCorpus(TaskCorpus):
-    options, probe = RecallOptions, staticmethod(recall)
-
-
-class ParityCorpus(TaskCorpus):
-    options, probe = ParityOptions, staticmethod(parity)
-
-
-class TrackingCorpus(TaskCorpus):
-    options, probe = TrackingOptions, staticmethod(tracking)
-
-
-class CopyCorpus(TaskCorpus):
-    options, probe = CopyOptions, staticmethod(copy)
-
-
-class SelectiveCopyCorpus(TaskCorpus):
-    options, probe = SelectiveCopyOptions, staticmethod(selective_copy)
-
-
-class InductionCorpus(TaskCorpus):
-    options, probe = InductionOptions, staticmethod(induction)
+        answers[:, -1] = read[rows, marked + 1]
+        return read, answers

@@ -150,7 +150,7 @@ def test_senseless_options_are_refused(option: dict[str, Any]) -> None:
 
 
 def test_more_pairs_than_there_are_is_refused() -> None:
-    with pytest.raises(ConfigError, match="fewer than 90 different inputs"):
+    with pytest.raises(ConfigError, match="fewer than 90 different rows"):
         FixedPairs(length=1, train_pairs=90, valid_rows=3)
 
 
