@@ -216,11 +216,11 @@ def draw(record: pd.DataFrame, target: Path) -> None:
         above.plot(rows.below / math.sqrt(10), 100 * rows.accuracy, **style)
         below.plot(rows.state_bytes, rows.bits_held, linestyle="none", alpha=0.7, **style)
     above.set(xscale="log", xlabel="tokens since the fact", ylabel="right (%)", title="A fact beside 64 others")
-    above.legend()
     below.axhline(math.log2(VALUES) * (OTHERS[-1] + 1), color="#888888", linestyle="--")
     below.set(
         xscale="log", xlabel="bytes of state", ylabel="bits remembered", title="All 65; a mark a decade of tokens"
     )
+    below.legend(loc="center left", bbox_to_anchor=(0.1, 0.58))
     figure.savefig(target, dpi=240)
 
 
