@@ -45,8 +45,7 @@ from glissando.training.config import RunConfig
 from glissando.training.fit import resume, train
 
 SET, GET, KEYS, VALUES, FILLERS = 1, 2, 65, 64, 64
-FIRST_KEY, FIRST_VALUE = 3, 3 + KEYS
-FIRST_FILLER, VOCABULARY = FIRST_VALUE + VALUES, FIRST_VALUE + VALUES + FILLERS
+FIRST_KEY, FIRST_VALUE, FIRST_FILLER, VOCABULARY = np.cumsum([3, KEYS, VALUES, FILLERS]).tolist()
 OTHERS = (4, 16, 64)  # k
 LENGTH, SHORTEST, LONGEST, CHUNK = 2_000_000, 100, 10**6, 4096  # of a stream that is scored
 
@@ -164,8 +163,7 @@ MODELS: dict[str, tuple[Any, int, dict[str, Any]]] = {
 def configuration(name: str, runs: Path, changes: dict[str, Any]) -> RunConfig:
     """The training of a model of MODELS, whose `start_from` is another one's run in `runs`."""
     mixer, hidden, own = MODELS[name]
-    if "start_from" in own:
-        own = own | {"start_from": str(runs / own["start_from"])}
+    own = own | {"start_from": str(runs / start) if (start := own.get("start_from")) else None}
     values: dict[str, Any] = {
         "model": {"hidden_size": 64, "mixer": mixer, "depth": {"layers": 2, "shortcuts": True}},
         "data": {"kind": "facts", "seq_len": 512, "batch_size": 4, "valid_rows": 64},
@@ -243,8 +241,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         print(new.to_string(index=False))
         record = out / "forgetting.csv"
         if record.is_file():
-            old = pd.read_csv(record)
-            new = pd.concat([old[old.model != model], new])
+            new = pd.concat([pd.read_csv(record).query("model != @model"), new])
         write_atomic(record, new.to_csv(index=False).encode())
     draw(new, out / "forgetting.png")
 
