@@ -17,6 +17,7 @@ from glissando.generation import generate
 transformers = pytest.importorskip("transformers", reason="needs transformers: pip install -e '.[hf]'")
 
 from glissando.hf import GlissandoForCausalLM, fast_tokenizer  # noqa: E402
+from glissando.model import LanguageModel  # noqa: E402
 
 FRESH = """
 import sys
@@ -32,7 +33,7 @@ print(repr(tokenizer.decode(ids[0][batch["input_ids"].shape[1]:], skip_special_t
 
 
 def test_the_auto_classes_open_it_without_an_import_of_ours(tmp_path):
-    model = GlissandoForCausalLM.from_preset("transformer-nano", hidden_size=16, depth={"layers": 1})
+    model = GlissandoForCausalLM.of(LanguageModel.from_preset("transformer-nano", hidden_size=16, depth={"layers": 1}))
     model.save_pretrained(tmp_path / "saved")
     fast_tokenizer(ByteTokenizer()).save_pretrained(tmp_path / "saved")
     fresh = subprocess.run(
@@ -82,7 +83,7 @@ def test_peft_trains_a_lora(case, tmp_path):
 
 
 def test_arguments_that_it_has_no_use_for_are_refused_and_none_is_not():
-    model = GlissandoForCausalLM.from_preset("transformer-nano", hidden_size=16, depth={"layers": 1})
+    model = GlissandoForCausalLM.of(LanguageModel.from_preset("transformer-nano", hidden_size=16, depth={"layers": 1}))
     ids = torch.tensor([[1, 2]])
     assert torch.equal(model(ids, position_ids=None, output_attentions=False).logits, model(ids).logits)
     with pytest.raises(TypeError, match="has no token_type_ids: leave that out"):

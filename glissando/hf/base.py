@@ -50,11 +50,6 @@ class GlissandoPreTrainedModel(PreTrainedModel):
         return wrapped.train(model.training)
 
     @classmethod
-    def from_preset(cls, name: str, /, **overrides: Any) -> Self:
-        """The preset with options changed and new weights, as LanguageModel.from_preset."""
-        return cls.of(LanguageModel.from_preset(name, **overrides))
-
-    @classmethod
     def from_run(
         cls, path: str | Path, overrides: Mapping[str, Any] | None = None, dtype: torch.dtype | None = None
     ) -> Self:
@@ -101,19 +96,11 @@ class GlissandoPreTrainedModel(PreTrainedModel):
         new += -new % (pad_to_multiple_of or 1)
         if new != old:
             raise ConfigError(
-                f"the vocabulary of {old} cannot be resized to {new}: it is the tokenizer's. Make a model of that "
-                "size, from_preset(name, vocab_size=...), or of(glissando.grow(model.model, vocab=...))"
+                f"the vocabulary of {old} cannot be resized to {new}: it is the tokenizer's. Make "
+                "another, of(LanguageModel.from_preset(name, vocab_size=...)), or "
+                "of(glissando.grow(model.model, vocab=...))"
             )
         return self.get_input_embeddings()
-
-    def _check_and_adjust_attn_implementation(self, attn_implementation: str | None, *args: Any, **kwargs: Any) -> str:
-        """The name as requested: `eager` and `sdpa` compute the same here. Raises ConfigError for another one."""
-        if attn_implementation not in (None, "sdpa", "eager"):
-            raise ConfigError(
-                f'Specified `attn_implementation="{attn_implementation}"` is not supported: each mixer has its own '
-                "kernels, and attention PyTorch's scaled_dot_product_attention; leave it out, or give 'sdpa'"
-            )
-        return attn_implementation or "sdpa"
 
     def _set_gradient_checkpointing(
         self,
