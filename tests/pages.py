@@ -72,7 +72,7 @@ class Served:
 
     def __init__(self, model: LanguageModel, others: dict[str, LanguageModel] | None = None, **options) -> None:
         self.model, self.gate = model, Gate()
-        options.setdefault("prompts", {"tiny": PROMPTS})
+        options.setdefault("about", {"tiny": {"prompts": PROMPTS}})
         self.server = Server({"tiny": model, **(others or {})}, limits=LIMITS, **options)
         self.engine, self._step = self.server.served["tiny"].engine, self.server.served["tiny"].engine.step
         self.engine.step = self._gated

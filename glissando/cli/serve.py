@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from glissando.cli.inference import add_model_options, open_model, require_step
-from glissando.cli.options import Options, choose_threads, parse, parser_for, whole
+from glissando.cli.options import Options, Parser, choose_threads, parse, whole
 from glissando.errors import ConfigError, GlissandoError, MissingExtraError
 
 EXAMPLE = "glissando serve runs/first --port 8000"
@@ -25,7 +25,7 @@ _LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 def main(arguments: Sequence[str]) -> None:
     """Serve until Ctrl-C."""
-    parser = parser_for("serve", "Serve a run over HTTP, as OpenAI's interface does, and a page at /.", EXAMPLE)
+    parser = Parser("serve", "Serve a run over HTTP, as OpenAI's interface does, and a page at /.", EXAMPLE)
     parser.add_argument("run", nargs="+", help="run directory or checkpoint; give several for several models")
     parser.add_argument(
         "--host",
@@ -128,7 +128,7 @@ def _server(o: Options) -> Any:
         from glissando.serving.api import Server
         from glissando.serving.limits import Limits
         from glissando.serving.memory import Footprint
-        from glissando.serving.planning import prompts, trained_on
+        from glissando.serving.planning import about
     except ModuleNotFoundError as error:
         raise missing(error) from error
     from glissando.allocator import return_freed_memory
@@ -151,8 +151,7 @@ def _server(o: Options) -> Any:
             )
         memory -= taken
     return Server(
-        models, trained_on={name: trained_on(run) for name, run in runs.items()},
-        prompts={name: prompts(run) for name, run in runs.items()},
+        models, about={name: about(run) for name, run in runs.items()},
         limits=Limits(max_prompt=o.max_prompt, max_tokens=o.max_tokens, max_copies=o.max_sessions), api_key=keys,
         hosts=hosts, max_sessions=o.max_sessions, prefix_bytes=o.prefix_mib * 2**20, memory=memory, step=o.step,
         lookup=o.lookup,

@@ -37,8 +37,7 @@ class Server:
     """Models and the thread of their engines behind an ASGI application, `app`.
 
     models      by their names in requests; the first is the page's at first
-    trained_on  what they were trained on, in a few words, for the page
-    prompts     examples of prompts of each, for the page
+    about       of each by its name what the page tells: `trained_on`, a few words, and `prompts`, examples
     memory      bytes for all texts, an equal share for each model; half of what is available if None
     prefix_bytes  kept for states of prompts, by all models together
     api_key   required by /v1; of several any one, each with prompt states of its own. None: no key
@@ -50,8 +49,7 @@ class Server:
         self,
         models: Mapping[str, LanguageModel],
         *,
-        trained_on: Mapping[str, str | None] | None = None,
-        prompts: Mapping[str, Sequence[str]] | None = None,
+        about: Mapping[str, Mapping[str, Any]] | None = None,
         limits: Limits | None = None,
         memory: int | None = None,
         prefix_bytes: int = 2**28,
@@ -66,8 +64,7 @@ class Server:
         self.served: dict[str, Served] = {}
         for name, model in models.items():
             engine = Engine(model, deliver=self._deliver, runner=self.runner, **engine_options)
-            about, examples = (trained_on or {}).get(name), (prompts or {}).get(name, ())
-            self.served[name] = Served(name, engine, self.limits, about, examples)
+            self.served[name] = Served(name, engine, self.limits, (about or {}).get(name, {}))
         self.started = int(time.time())
         #: texts under way, by the id of their answer
         self.groups: dict[str, tuple[Served, Group]] = {}

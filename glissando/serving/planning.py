@@ -24,18 +24,14 @@ from glissando.serving.session import Request
 class Served:
     """A model behind its name.
 
-    trained_on  the text that it was trained on, in a few words for the page; None: not known
-    prompts     examples for the page
+    about       what the page tells of it, see `about`
     viewer      the same weights in modules of its own, as what is watched there must not be the engine's batches
     viewing     held while the viewer computes
     looking     looks at texts that are under way or wait
     """
 
-    def __init__(
-        self, name: str, engine: Engine, limits: Limits, trained_on: str | None = None, prompts: Sequence[str] = ()
-    ) -> None:
-        self.name, self.engine, self.limits = name, engine, limits
-        self.trained_on, self.prompts = trained_on, list(prompts)
+    def __init__(self, name: str, engine: Engine, limits: Limits, about: Mapping[str, Any]) -> None:
+        self.name, self.engine, self.limits, self.about = name, engine, limits, about
         self.config, self.tokenizer = engine.model.config, engine.tokenizer
         self.viewer, self.viewing, self.looking = _twin(engine.model), threading.Lock(), 0
 
@@ -133,21 +129,19 @@ def _twin(model: LanguageModel) -> LanguageModel:
     return copy.deepcopy(model, {id(tensor): tensor for tensor in shared})
 
 
-def trained_on(path: str | Path) -> str | None:
-    """The corpus of a run in a few words; None where its configuration names none."""
+def about(path: str | Path) -> dict[str, Any]:
+    """What the page tells of a run.
+
+    trained_on  its corpus in a few words; None where its configuration names none
+    prompts     examples that suit it: those on the card of a packaged model; of a model of the built-in stories, those
+                of `stories`; else none
+    """
     data: Any = Run.open(path).read_config().get("data")
     if not isinstance(data, dict) or "kind" not in data:
-        return None
+        data = {"kind": None}
+    card = pretrained.packaged_name(path) or ("stories" if data["kind"] == "stories" else None)
+    prompts = [] if card is None else list(pretrained.card(card)[0].get("prompts", []))
     if isinstance(data.get("path"), str):
-        return f"{Path(data['path']).name} ({data['kind']})"
-    return {"stories": "the built-in children's stories"}.get(data["kind"], str(data["kind"]))
-
-
-def prompts(path: str | Path) -> list[str]:
-    """Examples of prompts that suit a run: those on the card of a packaged model; of a model of the built-in stories,
-    those of `stories`; else none."""
-    name = pretrained.packaged_name(path)
-    config: Any = {} if name else Run.open(path).read_config()
-    if name or config.get("data", {}).get("kind") == "stories":
-        return list(pretrained.card(name or "stories")[0].get("prompts", []))
-    return []
+        return {"trained_on": f"{Path(data['path']).name} ({data['kind']})", "prompts": prompts}
+    corpus = "the built-in children's stories" if data["kind"] == "stories" else data["kind"]
+    return {"trained_on": corpus, "prompts": prompts}

@@ -80,8 +80,8 @@ def _about(served: Served) -> dict[str, Any]:
     return {
         "model": served.name,
         "parameters": served.engine.model.num_parameters(),
-        "trained_on": served.trained_on,
-        "prompts": served.prompts,
+        "trained_on": served.about.get("trained_on"),
+        "prompts": list(served.about.get("prompts", ())),
         "mixers": list(dict.fromkeys(MIXERS.kind_of(options) for options in config.mixers)),
         "depth": DEPTHS.kind_of(config.depth),
         "controls": config.dials,

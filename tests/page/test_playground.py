@@ -105,7 +105,8 @@ def test_events_come_whole_wherever_the_network_cuts(liquid, visit):
 
 
 def test_what_the_model_was_trained_on_is_said_before_it_writes(visit):
-    served = pages.Served(pages.model_of("liquid-ssm-nano"), trained_on={"tiny": "the built-in children's stories"})
+    about = {"trained_on": "the built-in children's stories", "prompts": pages.PROMPTS}
+    served = pages.Served(pages.model_of("liquid-ssm-nano"), about={"tiny": about})
     try:
         page = met(visit(served))
         expect(page.locator("#empty")).to_have_text(
