@@ -17,7 +17,7 @@ from collections.abc import Sequence
 
 from add_a_task import SumsConfig
 
-from glissando.cli.options import parse, parser_for, require_out
+from glissando.cli.options import Parser, parse, require_out
 from glissando.config import from_dict, hints_of, merge, to_dict
 from glissando.training.fit import resume, train
 
@@ -25,7 +25,7 @@ from glissando.training.fit import resume, train
 def main(arguments: Sequence[str]) -> None:
     """Train a model to add, or continue a run."""
     example = "glissando sums --model.mixer average --training.steps 1000 --out runs/sums"
-    parser = parser_for("sums", "Train a model of numbers to add.", example)
+    parser = Parser("sums", "Train a model of numbers to add.", example)
     parser.add_argument("--out", help="run directory to create")
     parser.add_argument("--resume", metavar="RUN", help="run to continue")
     sections = hints_of(SumsConfig)

@@ -15,7 +15,6 @@ from glissando.cli.options import (
     number,
     numbers,
     parse,
-    parser_for,
     refuse_idle,
     require_out,
     whole,
@@ -94,7 +93,7 @@ def _cluster(options: Options) -> Cluster | None:
 def _parser() -> Parser:
     from glissando.cli.train import SECTIONS, run_sections
 
-    parser = parser_for("compare", "Train several models under one budget and write a report.", EXAMPLE, _USAGE)
+    parser = Parser("compare", "Train several models under one budget and write a report.", EXAMPLE, _USAGE)
     parser.add_argument(
         "models",
         nargs="*",

@@ -6,13 +6,13 @@ from collections.abc import Sequence
 from importlib import import_module
 from typing import NamedTuple
 
-from glissando.cli.options import parse, parser_for
+from glissando.cli.options import Parser, parse
 from glissando.errors import unknown_name
 
 
 def main(arguments: Sequence[str]) -> None:
     """List the corpora, or describe a generated one and show samples."""
-    parser = parser_for("corpora", "List the corpora, or show samples of one.", "glissando corpora stories")
+    parser = Parser("corpora", "List the corpora, or show samples of one.", "glissando corpora stories")
     parser.add_argument("name", nargs="?", help="a corpus to show")
     options = parse(parser, arguments)
     from glissando.data.corpora import CORPORA, about, build_corpus

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 from glissando.cli.inference import add_model_options, open_model
 from glissando.cli.options import (
     Options,
+    Parser,
     choose_threads,
     parse,
-    parser_for,
     refuse_idle,
     require_empty,
     require_own_held_out,
@@ -32,7 +32,7 @@ EXAMPLE = "glissando evaluate runs/first --file book.txt"
 
 def main(arguments: Sequence[str]) -> None:
     """Score the run's own held-out text, a file, or another corpus."""
-    parser = parser_for("evaluate", "Score a run on held-out text.", EXAMPLE)
+    parser = Parser("evaluate", "Score a run on held-out text.", EXAMPLE)
     parser.add_argument("run", help="run directory, or one of its checkpoints")
     parser.add_argument("--file", help="score every byte of this text file")
     parser.add_argument(

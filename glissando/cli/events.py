@@ -16,7 +16,6 @@ from glissando.cli.options import (
     choose_threads,
     numbers,
     parse,
-    parser_for,
     require_out,
     whole,
 )
@@ -77,7 +76,7 @@ def _parser() -> Parser:
     from glissando.events.options import EventsData
     from glissando.training.config import TrainingConfig
 
-    parser = parser_for("events", "Train a model of a log of events, and measure it.", EXAMPLE, _USAGE)
+    parser = Parser("events", "Train a model of a log of events, and measure it.", EXAMPLE, _USAGE)
     parser.add_argument("action", help="train, evaluate, predict, sample (simulated futures), serve, or example")
     parser.add_argument(
         "run", nargs="?", help="for all but train and example: run directory, or one of its checkpoints"

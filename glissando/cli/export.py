@@ -6,7 +6,7 @@ import sys
 from collections.abc import Sequence
 
 from glissando.cli.inference import add_model_options, inference_overrides
-from glissando.cli.options import parse, parser_for, require_out, whole
+from glissando.cli.options import Parser, parse, require_out, whole
 from glissando.errors import ConfigError, unknown_name
 
 EXAMPLE = "glissando export runs/first --to onnx --out exported"
@@ -23,7 +23,7 @@ TO = {
 def main(arguments: Sequence[str]) -> None:
     """Write the folder, check what is in it against the model, and print what the check found."""
     usage = "glissando export RUN --to KIND --out DIR [options]"
-    parser = parser_for("export", "Write a run's model for other programs, and check it.", EXAMPLE, usage)
+    parser = Parser("export", "Write a run's model for other programs, and check it.", EXAMPLE, usage)
     parser.add_argument("run", help="run directory, or one of its checkpoints")
     parser.add_argument("--to", metavar="KIND", help="; ".join(f"{name}: {about}" for name, about in TO.items()))
     parser.add_argument("--out", metavar="DIR", help="folder to create; nothing is overwritten")

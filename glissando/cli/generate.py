@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from glissando.cli.inference import add_model_options, open_model, require_step
-from glissando.cli.options import Options, choose_threads, named_values, number, parse, parser_for, whole
+from glissando.cli.options import Options, Parser, choose_threads, named_values, number, parse, whole
 from glissando.errors import ConfigError, DataError, RunError
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ EXAMPLE = 'glissando generate runs/first --prompt "Once upon a time" --max_token
 
 def main(arguments: Sequence[str]) -> None:
     """Stream one prompt; several are computed together and printed in turn."""
-    parser = parser_for("generate", "Write text with a trained model.", EXAMPLE)
+    parser = Parser("generate", "Write text with a trained model.", EXAMPLE)
     parser.add_argument("run", help="run directory, or one of its checkpoints")
     parser.add_argument("--prompt", action="append", help="a text, or - to read stdin; may be repeated")
     parser.add_argument("--max_tokens", type=whole, default=300, help="largest number of tokens")

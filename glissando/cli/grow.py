@@ -7,12 +7,12 @@ from collections.abc import Sequence
 
 from glissando.cli.help import documented
 from glissando.cli.options import (
+    Parser,
     add_import_option,
     add_threads_option,
     choose_threads,
     number,
     parse,
-    parser_for,
     require_out,
     whole,
 )
@@ -24,7 +24,7 @@ EXAMPLE = "glissando grow runs/first --width 2 --layers 2 --out runs/grown"
 def main(arguments: Sequence[str]) -> None:
     """Grow, compare the logits of both, and print how to go on."""
     usage = "glissando grow RUN --out DIR [--width FACTOR] [--layers NUMBER] [options]"
-    parser = parser_for("grow", "Make a run's model larger without changing what it computes.", EXAMPLE, usage)
+    parser = Parser("grow", "Make a run's model larger without changing what it computes.", EXAMPLE, usage)
     parser.add_argument("run", help="run directory, or one of its checkpoints")
     parser.add_argument("--out", metavar="DIR", help="run directory to make")
     about = documented(Growth)

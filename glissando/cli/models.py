@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from glissando.cli.options import parse, parser_for
+from glissando.cli.options import Parser, parse
 from glissando.errors import unknown_name
 from glissando.pretrained import ROOT, card, names
 
@@ -13,9 +13,7 @@ _USE = "\nA name can be used like a run directory: `glissando generate {name}`, 
 
 def main(arguments: Sequence[str]) -> None:
     """List the models with their sizes and what they do, or print one's card."""
-    parser = parser_for(
-        "models", "List the trained models in the package, or show one's card.", "glissando models dial"
-    )
+    parser = Parser("models", "List the trained models in the package, or show one's card.", "glissando models dial")
     parser.add_argument("name", nargs="?", help="a model whose card to print")
     name, known = parse(parser, arguments).name, names()
     if name is not None:

@@ -67,11 +67,6 @@ class Parser(argparse.ArgumentParser):
         raise ConfigError(message.removeprefix("argument "))
 
 
-def parser_for(command: str, about: str, example: str, usage: str | None = None) -> Parser:
-    """A parser whose --help begins with a real example."""
-    return Parser(command, about, example, usage)
-
-
 def parse(parser: Parser, arguments: Sequence[str]) -> Options:
     """Parsed arguments, after the files of --import have been imported: what they register are options too.
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from glissando.cli.options import parse, parser_for
+from glissando.cli.options import Parser, parse
 from glissando.presets import load_preset, preset_about, preset_names, preset_parameters
 
 
 def main(arguments: Sequence[str]) -> None:
     """List the presets with their parameters, or show one's file."""
-    parser = parser_for("presets", "List the presets, or show one.", "glissando presets transformer-nano")
+    parser = Parser("presets", "List the presets, or show one.", "glissando presets transformer-nano")
     parser.add_argument("name", nargs="?", help="a preset to show")
     name = parse(parser, arguments).name
     if name is not None:

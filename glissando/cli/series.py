@@ -16,7 +16,6 @@ from glissando.cli.options import (
     choose_threads,
     numbers,
     parse,
-    parser_for,
     require_out,
     whole,
 )
@@ -81,7 +80,7 @@ def _parser() -> Parser:
     from glissando.series import SeriesConfig, SeriesData
     from glissando.training.config import TrainingConfig
 
-    parser = parser_for("series", "Train a model of numbers on a CSV or Parquet file, and measure it.", EXAMPLE, _USAGE)
+    parser = Parser("series", "Train a model of numbers on a CSV or Parquet file, and measure it.", EXAMPLE, _USAGE)
     parser.add_argument(
         "action", help="train, evaluate, predict, serve, export, or example, which writes oscillators at uneven times"
     )

@@ -18,7 +18,6 @@ from glissando.cli.options import (
     number,
     numbers,
     parse,
-    parser_for,
     require_empty,
     require_out,
     whole,
@@ -53,7 +52,7 @@ def main(arguments: Sequence[str]) -> None:
 
 def steer_parser(usage: str = "glissando steer RUN --out DIR [options]") -> Parser:
     """The options of a trial, which research.steering has, too."""
-    parser = parser_for("steer", "Turn a model's dials and judge what it writes.", EXAMPLE, usage)
+    parser = Parser("steer", "Turn a model's dials and judge what it writes.", EXAMPLE, usage)
     parser.add_argument("run", help="run directory, or one of its checkpoints")
     parser.add_argument("--out", metavar="DIR", help="directory to create for tables, texts and plots")
     parser.add_argument("--dials", metavar="NAMES", help="dials, separated by commas; by default all")

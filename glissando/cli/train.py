@@ -13,7 +13,6 @@ from glissando.cli.options import (
     add_threads_option,
     choose_threads,
     parse,
-    parser_for,
     require_out,
     require_own_held_out,
 )
@@ -95,7 +94,7 @@ def _choose_threads(options: Options, config: RunConfig) -> None:
 
 
 def _parser() -> Parser:
-    parser = parser_for("train", "Train a model into a run directory.", f"{OWN_TEXT}\n{EXAMPLE}", _USAGE)
+    parser = Parser("train", "Train a model into a run directory.", f"{OWN_TEXT}\n{EXAMPLE}", _USAGE)
     parser.add_argument("--preset", help="model and training options by name; see glissando presets")
     parser.add_argument("--out", metavar="DIR", help="run directory to make, or a URL such as s3://bucket/book")
     parser.add_argument(

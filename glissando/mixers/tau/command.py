@@ -7,7 +7,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from glissando.cli.options import Options, add_threads_option, choose_threads, parse, parser_for, whole
+from glissando.cli.options import Options, Parser, add_threads_option, choose_threads, parse, whole
 from glissando.errors import ConfigError, unknown_name
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ _DETAILS = tuple(dict.fromkeys(name for names in SOURCES.values() for name in na
 
 def main(arguments: Sequence[str]) -> None:
     """Build a Laplacian and save it, or show a saved one."""
-    parser = parser_for("laplacian", "Build a graph over features for a Tauformer, or show one.", EXAMPLE, USAGE)
+    parser = Parser("laplacian", "Build a graph over features for a Tauformer, or show one.", EXAMPLE, USAGE)
     parser.add_argument("action", help="build, or show")
     parser.add_argument("file", nargs="?", help="for show: the file")
     parser.add_argument("--embeddings", help="source: vectors (n, F) of a domain, .npy or .safetensors")
