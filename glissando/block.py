@@ -160,7 +160,8 @@ class ShortConv(nn.Module):
 
     def init_state(self, batch_size: int, device: torch.device | None, dtype: torch.dtype | None) -> Tensor:
         size, width = self.weight.shape
-        return self.weight.new_zeros(batch_size, width - 1, size, device=device, dtype=dtype)
+        like = self.weight  # not new_zeros of it: a sharded weight's would be sharded
+        return torch.zeros(batch_size, width - 1, size, device=device or like.device, dtype=dtype or like.dtype)
 
     def forward(self, x: Tensor, past: Tensor | None, ctx: Context) -> tuple[Tensor, Tensor | None]:
         y = short_conv(x, self.weight, None if past is None else past.to(x.dtype))

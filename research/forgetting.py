@@ -148,6 +148,7 @@ FAR = {
     "data": {"seq_len": 2048, "batch_size": 2, "others": [64], "longest": 60_000, "valid_rows": 8},
     "training": {"steps": 600, "optimizer": {"learning_rate": 2e-3, "weight_decay": 0.0}},
 }
+WIDE = {"model": {"hidden_size": 128, "depth": {"layers": 1}}}
 #: mixer; hidden units of the MLP, for so many parameters as the others, within 10 %; options of the run that differ
 MODELS: dict[str, tuple[Any, int, dict[str, Any]]] = {
     "delta": (DELTA, 32, {}),
@@ -156,7 +157,8 @@ MODELS: dict[str, tuple[Any, int, dict[str, Any]]] = {
     "liquid": ({"kind": "liquid", "state_size": 128, "adaptation": 0.9, "coupled": True, "turns": "matched"}, 64, {}),
     "window": ({"kind": "attention", "heads": 2, "window": 256}, 96, {}),
     "delta-far": (DELTA, 32, FAR),
-    "delta-wide": (DELTA, 16, {"model": {"hidden_size": 128, "depth": {"layers": 1}}}),
+    "delta-wide": (DELTA, 16, WIDE),
+    "delta-wide-far": (DELTA, 16, WIDE | FAR | {"start_from": "delta-wide"}),
 }
 
 

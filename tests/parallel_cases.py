@@ -42,10 +42,7 @@ def _preset(name: str) -> dict[str, Any]:
 
 CASES: dict[str, dict[str, Any]] = {
     **{f"preset-{kind}": _preset(name) for kind, name in _PRESETS.items()},
-    **{
-        f"flow-{how}": {"model.depth": {**FLOW, "backward": how, "shortcuts": how == "reversible"}}
-        for how in ("checkpoint", "reversible")
-    },
+    "flow-recomputed": {"model.depth": {**FLOW, "shortcuts": True}, "training": {"gradient_checkpointing": True}},
     "muon": {"model.depth": FLOW, "training": {"accumulate": 2, "optimizer": {"kind": "muon", "learning_rate": 0.01}}},
     "grown": {"start_from": "grown"},
     "neutral": {

@@ -119,10 +119,8 @@ def test_every_thread_of_the_program_flushes_them(tmp_path):
     run, free = tmp_path / "run", {name: text for name, text in environment().items() if not name.startswith("OMP_")}
     first = [*options(mapping(tmp_path, {"training": {"steps": 2}})), f"--out={run}"]
     more = [f"--from={run}", f"--out={tmp_path / 'more'}", "--training.steps=4"]
-    for arguments in (first, more):
-        if arguments is more:  # the number of threads is measured again, as for a run of another machine
-            (run / "environment.json").write_text((run / "environment.json").read_text().replace('"threads"', '"t"'))
+    for arguments, steps in ((first, 2), (more, 4)):
         command = [sys.executable, "-c", WORKERS, "train", *arguments]
         done = subprocess.run(command, capture_output=True, text=True, env=free, check=False)
         assert done.returncode == 0, done.stderr[-3000:]
-        assert done.stdout.splitlines()[-1] == "[0, 0]"
+        assert done.stdout.splitlines()[-1] == str([0] * steps)
