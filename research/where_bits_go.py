@@ -32,11 +32,12 @@ import torch
 from tqdm import tqdm
 
 import glissando
-from glissando.data.stories.stories import END, byte_costs, generate, parse
+from glissando.data.stories.stories import END, generate
 from glissando.data.tokenizers import ByteTokenizer, Tokenizer
 from glissando.errors import RunError
 from glissando.evaluation.scoring import token_losses
 from glissando.generation import tokenizer_of
+from research.stories.costs import byte_costs, mentions
 
 STORY_KINDS = ("a name", "a name again", "a fact", "a fact again", "a pronoun")
 TEXT_KINDS = ("a name", "a name again", "a word", "a word again")
@@ -188,7 +189,7 @@ def add(sums: Counter[str], kinds: list[str], values: list[float]) -> None:
 def kinds_of(text: str) -> list[str]:
     """The kind of each byte, by the grammar that wrote it."""
     kinds, known = [OTHER] * len(text), set()
-    for mention in parse(text).mentions:
+    for mention in mentions(text):
         said, name = mention.item.forms[mention.form], mention.item.forms[""]
         kind = "a fact" if not name[0].isupper() else "a name" if said == name else "a pronoun"
         if kind != "a pronoun":

@@ -11,9 +11,10 @@ import numpy as np
 import pytest
 import torch
 
-from glissando.data.stories import byte_costs, generate
+from glissando.data.stories import generate
 from glissando.model import LanguageModel
 from glissando.presets import load_preset
+from research.stories.costs import byte_costs
 
 #: A model that is right by luck alone beats the truth by b bits with probability below 2 ** -b.
 CHANCE_BITS = 20.0

@@ -10,7 +10,7 @@ from itertools import pairwise
 
 from glissando.data.stories.grammar import Bind, Choice, Item, Seq, Switch, Text, every_node
 from glissando.data.stories.parser import ParseError
-from glissando.data.stories.stories import END, LABELS, SIGNS, grammar, labels_of, parse
+from glissando.data.stories.stories import END, LABELS, SIGNS, grammar, parse
 
 _WORD = re.compile(r"[a-z]+")
 _SENTENCE_END = re.compile(r"[.!?]")
@@ -55,14 +55,6 @@ def judge(text: str) -> Judgement:
         return Judgement(False, word_mood(text), quoted_speech(text), plot, error.position, str(error))
     labels = derivation.labels
     return Judgement(True, labels["mood"], labels["speech"], derivation.plot, len(text), None)
-
-
-def labels_so_far(text: str) -> dict[str, int]:
-    """The labels that the beginning of a story has decided already; none for a prompt."""
-    try:
-        return parse(text).labels
-    except ParseError as error:
-        return labels_of(error.slots)
 
 
 def word_mood(text: str) -> float | None:

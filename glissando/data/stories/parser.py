@@ -1,10 +1,11 @@
-"""Reading a text back: its derivation, its exact information, and the information of each byte."""
+"""Reading a text back: its derivation and its exact information."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from math import fsum, log2
+from math import fsum
+from typing import Self
 
 from glissando.data.stories.grammar import Choice, Item, Ref, Seq, Switch, Text
 from glissando.data.stories.sampler import assign
@@ -23,32 +24,17 @@ class ParseError(DataError):
         super().__init__(f"at byte {position}, after {before!r}: expected {options}, got {got}")
 
 
-@dataclass(frozen=True)
-class Mention:
-    """Text that stands for what a slot held."""
-
-    position: int
-    slot: str
-    form: str
-    item: Item
-
-
 @dataclass
 class Reader:
     """A left-to-right parser; every choice is decided by the bytes of the alternatives' heads."""
 
     text: str
-    with_costs: bool = False
     position: int = 0
     slots: dict[str, Item] = field(default_factory=dict)
-    choices: list[int] = field(default_factory=list)
     bits: list[float] = field(default_factory=list)
-    mentions: list[Mention] = field(default_factory=list)
-    costs: list[float] = field(default_factory=list)
 
-    def read_all(self, root: Seq) -> Reader:
+    def read_all(self, root: Seq) -> Self:
         """Raises ParseError unless the whole text is one derivation of `root`."""
-        self.costs = [0.0] * (len(self.text) if self.with_costs else 0)
         self._sequence(root)
         if self.position != len(self.text):
             raise ParseError(self.position, ["the end of the text"], self.text, self.slots)
@@ -65,13 +51,14 @@ class Reader:
             elif isinstance(node, Choice):
                 self._choice(node)
             elif isinstance(node, Ref):
-                item = self.slots[node.slot]
-                self.mentions.append(Mention(self.position, node.slot, node.form, item))
-                self._literal(item.forms[node.form])
+                self._reference(node)
             elif isinstance(node, Switch):
                 self._sequence(node.branches[self.slots[node.slot].key])
             else:
                 assign(node, self.slots)
+
+    def _reference(self, node: Ref) -> None:
+        self._literal(self.slots[node.slot].forms[node.form])
 
     def _literal(self, literal: str) -> None:
         if not self.text.startswith(literal, self.position):
@@ -82,9 +69,9 @@ class Reader:
         chosen = node.match(self.text, self.position) if node.heads else self._compare(self._heads(node))
         if chosen is None:
             raise self._departure(self._heads(node))
-        if self.with_costs:
-            self._attribute(self._heads(node), node.probabilities, chosen)
-        self.choices.append(chosen)
+        self._follow(node, chosen)
+
+    def _follow(self, node: Choice, chosen: int) -> None:
         self.bits.append(node.bits[chosen])
         self._sequence(node.alternatives[chosen])
 
@@ -94,18 +81,6 @@ class Reader:
     def _compare(self, heads: Sequence[str]) -> int | None:
         """The one head that the text has here: the check at load leaves no way to have two."""
         return next((k for k, text in enumerate(heads) if self.text.startswith(text, self.position)), None)
-
-    def _attribute(self, heads: Sequence[str], probabilities: tuple[float, ...], chosen: int) -> None:
-        """-log2 P(byte | bytes before) along the chosen head: the mass of the heads that still agree."""
-        alive = list(range(len(heads)))
-        before = 1.0
-        for offset, byte in enumerate(heads[chosen]):
-            alive = [k for k in alive if heads[k][offset] == byte]
-            mass = probabilities[chosen] if len(alive) == 1 else fsum(probabilities[k] for k in alive)
-            self.costs[self.position + offset] += log2(before / mass)
-            before = mass
-            if len(alive) == 1:
-                break
 
     def _departure(self, options: Sequence[str]) -> ParseError:
         agreed = [_agreement(self.text, self.position, option) for option in options]

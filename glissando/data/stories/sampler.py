@@ -12,12 +12,11 @@ from glissando.data.stories.grammar import Bind, Choice, Copy, Item, Ref, Seq, S
 
 @dataclass(frozen=True, slots=True)
 class Draw:
-    """A text, its information in bits, what the slots held at its end, and the choices in order."""
+    """A text, its information in bits, and what the slots held at its end."""
 
     text: str
     bits: float
     slots: dict[str, Item]
-    choices: tuple[int, ...]
 
 
 def draw(root: Seq, uniform: Callable[[], float]) -> Draw:
@@ -25,7 +24,6 @@ def draw(root: Seq, uniform: Callable[[], float]) -> Draw:
     slots: dict[str, Item] = {}
     out: list[str] = []
     bits: list[float] = []
-    choices: list[int] = []
     # The checks run in the order of how often each kind of node occurs: this loop is the corpus's speed.
     write = out.append
 
@@ -36,7 +34,6 @@ def draw(root: Seq, uniform: Callable[[], float]) -> Draw:
                 write(node.text)  # type: ignore[union-attr]
             elif kind is Choice:
                 k = bisect(node.cumulative, uniform())  # type: ignore[union-attr]
-                choices.append(k)
                 bits.append(node.bits[k])  # type: ignore[union-attr]
                 run(node.alternatives[k])  # type: ignore[union-attr]
             elif kind is Ref:
@@ -47,7 +44,7 @@ def draw(root: Seq, uniform: Callable[[], float]) -> Draw:
                 assign(node, slots)
 
     run(root)
-    return Draw("".join(out), fsum(bits), slots, tuple(choices))
+    return Draw("".join(out), fsum(bits), slots)
 
 
 def assign(node: object, slots: dict[str, Item]) -> None:

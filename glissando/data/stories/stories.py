@@ -12,7 +12,7 @@ import yaml
 
 from glissando.data.stories import lexicon
 from glissando.data.stories.grammar import Builder, Item, Seq, Text
-from glissando.data.stories.parser import Mention, Reader
+from glissando.data.stories.parser import Reader
 from glissando.data.stories.sampler import draw
 from glissando.errors import unknown_name
 
@@ -33,7 +33,6 @@ class Story:
     bits: float
     labels: dict[str, int]
     plot: str
-    choices: tuple[int, ...]
 
 
 @dataclass(frozen=True)
@@ -43,8 +42,6 @@ class Derivation:
     bits: float
     labels: dict[str, int]
     plot: str
-    choices: tuple[int, ...]
-    mentions: tuple[Mention, ...]
 
 
 @cache
@@ -76,26 +73,18 @@ def generate(seed: int, split: str, index: int) -> Story:
         raise unknown_name("split", split, SPLITS)
     key = blake2b(f"stories/{split}/{seed}/{index}".encode(), digest_size=16).digest()
     drawn = draw(grammar(), random.Random(int.from_bytes(key, "big")).random)
-    return Story(drawn.text, drawn.bits, labels_of(drawn.slots), drawn.slots["plot"].key, drawn.choices)
+    return Story(drawn.text, drawn.bits, labels_of(drawn.slots), drawn.slots["plot"].key)
 
 
 def parse(text: str) -> Derivation:
     """The one derivation of a story, end marker included. Raises ParseError where the text departs."""
     reader = Reader(text).read_all(grammar())
-    slots = reader.slots
-    return Derivation(
-        reader.total_bits, labels_of(slots), slots["plot"].key, tuple(reader.choices), tuple(reader.mentions)
-    )
+    return Derivation(reader.total_bits, labels_of(reader.slots), reader.slots["plot"].key)
 
 
 def story_bits(text: str) -> float:
     """-log2 p(text), in bits. Raises ParseError if the grammar cannot produce it."""
     return parse(text).bits
-
-
-def byte_costs(text: str) -> list[float]:
-    """-log2 p(byte | the bytes before it), one for each byte; they sum to `story_bits(text)`."""
-    return Reader(text, with_costs=True).read_all(grammar()).costs
 
 
 def expected_bits() -> float:
