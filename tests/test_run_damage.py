@@ -181,7 +181,7 @@ def test_of_two_trainings_into_one_directory_one_is_refused(tmp_path):
 
 def test_the_lock_comes_before_anything_is_written(tmp_path, monkeypatch):
     """One of many that begin at one moment makes the directory, and what is there is all its own."""
-    done, barrier = [], threading.Barrier(8)
+    done, barrier, refused = [], threading.Barrier(8), threading.Semaphore(0)
 
     def begin(name):
         barrier.wait()
@@ -189,10 +189,11 @@ def test_the_lock_comes_before_anything_is_written(tmp_path, monkeypatch):
             with files.alone(tmp_path / "run") as locked:
                 made = Run.create(tmp_path / "run", anew=locked)
                 made.write_config({"name": name})
-                time.sleep(0.3)
+                for _ in range(7):
+                    assert refused.acquire(timeout=20)
                 done.append(name)
         except RunError:
-            pass
+            refused.release()
 
     threads = [threading.Thread(target=begin, args=(name,)) for name in range(8)]
     for thread in threads:
