@@ -122,7 +122,30 @@ def model_cases() -> dict[str, dict[str, Any]]:
 
 CASES = model_cases()
 #: Presets consist of the mixers and depths that are cases themselves: laws that take long try them in `make slow`.
-PRESETS_SLOW = slow_where([case for case in CASES if case.startswith("preset:")], CASES)
+PRESETS = [case for case in CASES if case.startswith("preset:")]
+PRESETS_SLOW = slow_where(PRESETS, CASES)
+#: variant: the case whose code it shares but for a few lines. Laws that take longest try it in `make slow` alone.
+SHARED = {
+    "mixer:attention-grouped": "mixer:attention-forget-window-grouped",
+    "mixer:attention-window-1": "mixer:attention-window",
+    "mixer:attention-forget": "mixer:attention-forget-window-grouped",
+    "mixer:attention-rope-on-value": "mixer:attention-previous-window",
+    "mixer:attention-no-rope": "mixer:attention-default",
+    "mixer:attention-previous": "mixer:attention-previous-window",
+    "mixer:delta-impulse": "mixer:delta-previous-impulse",
+    "mixer:delta-previous": "mixer:delta-previous-impulse",
+    "mixer:delta-rotate": "mixer:delta-rotate-writes",
+    "mixer:liquid-impulse": "mixer:liquid-dense-impulse",
+    "mixer:liquid-input-only": "mixer:liquid-dense-published",
+    "mixer:liquid-slow": "mixer:liquid-default",
+    "mixer:liquid-dense": "mixer:liquid-dense-impulse",
+    "mixer:spectral-everything": "mixer:spectral-published",
+    "depth:discrete": "depth:discrete-shortcuts",
+    "depth:flow-midpoint": "depth:flow-heun",
+    "depth:flow-rk4": "depth:flow-heun",
+}
+assert {*SHARED, *SHARED.values()} <= CASES.keys()
+DISTINCT = slow_where([*PRESETS, *SHARED], CASES)
 
 
 def build(case: str, dtype: torch.dtype = torch.float64) -> LanguageModel:

@@ -11,7 +11,7 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from subjects import CASES, PRESETS_SLOW, build, random_ids
+from subjects import CASES, DISTINCT, build, random_ids
 from torch import Tensor
 
 from glissando.config import to_dict
@@ -26,7 +26,7 @@ from glissando.widening import Grows, Reads, tile
 
 BOUND = {torch.float64: 1e-9, torch.float32: 1e-5}
 law = settings(max_examples=3, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-presets_slow = pytest.mark.parametrize("case", PRESETS_SLOW)
+distinct = pytest.mark.parametrize("case", DISTINCT)
 
 
 def mixers(model: LanguageModel) -> list[str]:
@@ -139,7 +139,7 @@ def test_each_axis_by_itself_and_all_together(case: str, dtype: torch.dtype, eac
         assert torch.equal(value, before[name]), f"growing changed {name} of the old model"
 
 
-@presets_slow
+@distinct
 @law
 @given(data=st.data())
 def test_any_growth_is_exact(case: str, data: st.DataObject):
@@ -156,7 +156,7 @@ def test_any_growth_is_exact(case: str, data: st.DataObject):
         model = grown
 
 
-@presets_slow
+@distinct
 def test_a_long_text_and_its_masks(case):
     """Where the fast paths run; padding on the left, where masks are taken."""
     model = build(case)
@@ -171,7 +171,7 @@ def test_a_long_text_and_its_masks(case):
         assert float(gap) < 1e-9
 
 
-@presets_slow
+@distinct
 def test_a_grown_model_is_what_its_configuration_says(case):
     """What is pinned is in the configuration: a model built from it has the same shapes and, given weights, logits."""
     model = build(case)
@@ -293,7 +293,7 @@ def test_plain_duplication_of_layers_is_not_exact():
         assert float((twice(ids)[0] - model(ids)[0]).abs().max()) > 0.1
 
 
-@presets_slow
+@distinct
 def test_gradients_reach_every_new_layer(case):
     """A layer that starts as the identity trains: its last projections or its a at once, all of it after a step."""
     model = build(case)

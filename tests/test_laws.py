@@ -9,7 +9,7 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from slow import slow_where
-from subjects import CASES, PRESETS_SLOW, accepts, build, ragged, random_ids, weigh
+from subjects import CASES, DISTINCT, PRESETS_SLOW, accepts, build, ragged, random_ids, weigh
 from tolerances import assert_close, assert_tensors_close
 from torch import Tensor
 
@@ -22,6 +22,7 @@ LIMIT = 60  # below every learned position table
 law = settings(max_examples=6, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 cases = pytest.mark.parametrize("case", CASES)
 presets_slow = pytest.mark.parametrize("case", PRESETS_SLOW)
+distinct = pytest.mark.parametrize("case", DISTINCT)
 
 
 def taking(signal: str):
@@ -89,7 +90,7 @@ def test_split_law(case: str, data: st.DataObject):
     check_split(model, random_ids(model, batch, length, seed=length), cuts, mask)
 
 
-@presets_slow
+@distinct
 def test_split_law_at_length(case: str):
     """Where the fast paths run: a long prompt in uneven chunks, then single tokens."""
     model = build(case)
@@ -100,7 +101,7 @@ def test_split_law_at_length(case: str):
         assert_close(pieces, model(ids)[0], "values")
 
 
-@presets_slow
+@distinct
 @pytest.mark.parametrize("ends", [pytest.param("full", marks=pytest.mark.slow), "ragged"])
 def test_gradients_of_the_split_law_at_length(case: str, ends: str):
     if ends == "ragged" and "mask" not in accepts(case):
@@ -209,7 +210,7 @@ def test_answers_depend_on_differences_of_times(case: str):
         assert_close(model(ids, dt=later)[0], model(ids, dt=dt)[0], "outputs")
 
 
-@presets_slow
+@distinct
 def test_donated_states_compute_the_same(case: str):
     """A prompt in chunks, then token by token; ragged, some rows pausing, where masks are taken."""
     model = build(case)
@@ -302,7 +303,7 @@ def test_no_rows_go_on_as_no_rows(case: str):
     assert logits.shape[:2] == (0, 2)
 
 
-@presets_slow
+@distinct
 def test_rows_of_different_states_join(case: str):
     """Rows that have read 9, 3 and 14 tokens go on together as each goes on alone."""
     model = build(case)
@@ -343,7 +344,7 @@ def test_every_parameter_gets_gradient(case: str):
     assert not dead, f"no gradient: {dead}"
 
 
-@presets_slow
+@distinct
 def test_computing_again_in_the_backward_pass_changes_nothing(case: str):
     model = build(case)
     if not hasattr(model.depth, "gradient_checkpointing"):
