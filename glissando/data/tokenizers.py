@@ -83,8 +83,8 @@ class ByteTokenizer(Tokenizer):
     vocab_size = 256
 
     def __init__(self, eos_id: int = 0) -> None:
-        if not 0 <= eos_id < 256:
-            raise ConfigError(f"eos_id {eos_id} is not a byte; give one in 0..255, such as 0 or 10 (newline)")
+        if not isinstance(eos_id, int) or not 0 <= eos_id < 256:
+            raise ConfigError(f"eos_id {eos_id!r} is not a byte; give one in 0..255, such as 0 or 10 (newline)")
         self.eos_id = eos_id
 
     def encode(self, text: str) -> list[int]:
@@ -110,8 +110,8 @@ class NumberTokenizer(Tokenizer):
     eos_id = 0
 
     def __init__(self, vocab_size: int) -> None:
-        if not 2 <= vocab_size <= _LARGEST_ID:
-            raise ConfigError(f"vocab_size {vocab_size} must be from 2 to {_LARGEST_ID:,}; 0 ends a row")
+        if not isinstance(vocab_size, int) or not 2 <= vocab_size <= _LARGEST_ID:
+            raise ConfigError(f"vocab_size {vocab_size!r} must be from 2 to {_LARGEST_ID:,}; 0 ends a row")
         self.vocab_size = vocab_size
 
     def encode(self, text: str) -> list[int]:
@@ -276,40 +276,26 @@ def load_tokenizer(path: Path | str) -> Tokenizer:
             f"{path} is not JSON ({error}); give a {FILE_NAME}, such as Hugging Face's `tokenizers` saves"
         ) from None
     kind = spec.get("type") if isinstance(spec, dict) else None
-    if kind == _BYTES_TYPE:
-        return _load_bytes(path, spec)
-    if kind == _NUMBERS_TYPE:
-        return _load_numbers(path, spec)
-    return _load_hf(path, spec)
+    try:
+        if kind == _BYTES_TYPE:
+            return ByteTokenizer(spec.get("eos_id", 0))
+        if kind == _NUMBERS_TYPE:
+            return NumberTokenizer(spec.get("vocab_size"))
+        return _load_hf(spec)
+    except (ConfigError, DataError) as error:
+        raise DataError(f"{path}: {error}") from error
 
 
-def _load_bytes(path: Path, spec: dict[str, Any]) -> ByteTokenizer:
-    eos_id = spec.get("eos_id", 0)
-    if not isinstance(eos_id, int) or not 0 <= eos_id < 256:
-        raise DataError(f"{path}: eos_id {eos_id!r} is not a byte; write an integer in 0..255")
-    return ByteTokenizer(eos_id)
-
-
-def _load_numbers(path: Path, spec: dict[str, Any]) -> NumberTokenizer:
-    size = spec.get("vocab_size")
-    if not isinstance(size, int) or not 2 <= size <= _LARGEST_ID:
-        raise DataError(f"{path}: vocab_size {size!r} is no size; write an integer from 2 to {_LARGEST_ID:,}")
-    return NumberTokenizer(size)
-
-
-def _load_hf(path: Path, spec: object) -> HFTokenizer:
+def _load_hf(spec: object) -> HFTokenizer:
     from tokenizers import Tokenizer as Backend
 
     try:
         backend = Backend.from_str(json.dumps(spec))
     except Exception as error:  # the package raises bare Exception
         raise DataError(
-            f"{path} is JSON but not a tokenizer ({error}); give a {FILE_NAME} of the `tokenizers` package"
+            f"this is JSON but not a tokenizer ({error}); give a {FILE_NAME} of the `tokenizers` package"
         ) from error
-    try:
-        return HFTokenizer(backend)
-    except DataError as error:
-        raise DataError(f"{path}: {error}") from None
+    return HFTokenizer(backend)
 
 
 class StreamDecoder:
