@@ -1,16 +1,16 @@
 """Figures of the documents: each is kept in one record, and README.md and docs/*.md follow it.
 
-A comment, which a reader of the page does not see, names the records of the numbers behind it:
+docs/marks.yaml names, by page, a text that the page has once, and the records of the numbers that follow it:
 
-    <!--= runs/stories/8M/composite-nano/mean-->0.367            one number
-    <!--= gap/stories/8M/liquid-ssm-nano/gpt-->-0.006 +- 0.048   as many as the record has
-    <!--= parameters/gpt; floor/expected-->30,503,424 and 0.290  of several records
-    <!--= runs/stories/8M/{}/seeds | runs/stories/8M/{}/mean-->  above a table: of each column behind the first, whose
-                                                                 code or first word in a row stands for {}
+    "at ": runs/stories/8M/composite-nano/mean            at 0.367                   one number
+    "by ": gap/stories/8M/liquid-ssm-nano/gpt             by -0.006 +- 0.048         as many as the record has
+    "are ": parameters/gpt; floor/expected                are 30,503,424 and 0.290   of several records
+    "| model | bits |": runs/stories/8M/{}/mean | ...     of a table with this heading: of each column behind the first,
+                                                          whose code or first word in a row stands for {}
 
-A page that has an entry in docs/marks.yaml has none of these comments: the entry has the text that stands before each,
-which the page has once, and of a table its heading. Decimals, commas and signs stay as they are written; `PATH*100` is
-in per cent. In a list a key is a place, or `mean`.
+New figures are marked in the page, as `at <!--= PATH -->0.367`, and a table in a line above it; --write moves the marks
+into the file. Decimals, commas and signs stay as they are written; `PATH*100` is in per cent. In a list a key is a
+place, or `mean`.
 
     python docs/figures.py                says what differs from its record, and fails if anything does
     python docs/figures.py --write        writes what the records say
@@ -49,6 +49,8 @@ sys.path.append(str(DOCS.parent))  # research, which no wheel holds
 from research.intervals import t_quantile  # noqa: E402
 
 PAGES = (DOCS.parent / "README.md", *sorted(DOCS.glob("*.md")))
+MARKS = DOCS / "marks.yaml"
+HEAD = "# Where the pages' figures stand, and their records: see docs/figures.py, whose --write writes this file.\n"
 MARK = re.compile(r"<!--= *(.*?) *-->")
 NUMBER = re.compile(r"(?<![\w.])[-+]?(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d+)?(?:e[-+]?\d+)?(?![\d])")
 
@@ -289,30 +291,54 @@ def _below(node: Any) -> str:
 # ---------------------------------------------------------------------- pages
 
 
-@cache
 def marks() -> dict[str, dict[str, str]]:
-    """PAGE: text of the page: the mark that stands behind it, or of a table's heading above it."""
-    return yaml.safe_load((DOCS / "marks.yaml").read_text())
+    """PAGE: text of the page: the mark behind it, or, of a text that ends with a table's heading, above that."""
+    return yaml.safe_load(MARKS.read_text())
 
 
-def settle_page(page: Path) -> tuple[str, list[str]]:
-    """As `settle`, with the marks that docs/marks.yaml has for the page."""
-    return settle_marked(page.read_text(), marks().get(page.name, {}))
-
-
-def settle_marked(text: str, marked: Mapping[str, str]) -> tuple[str, list[str]]:
-    """As `settle`, of a text without marks."""
-    problems = []
-    for anchor, mark in marked.items():
-        if text.count(anchor) != 1:
-            problems.append(f"marks.yaml: {anchor!r} stands in the page {text.count(anchor)} times, and not once")
+def marked(text: str, anchors: Mapping[str, str]) -> tuple[str, list[str]]:
+    """The text with its marks, and what stands in it not once."""
+    problems, places = [], []
+    for anchor, mark in anchors.items():
+        place = text.find(anchor)
+        if place < 0 or place != text.rfind(anchor):
+            problems.append(f"marks.yaml: {anchor!r} does not stand in the page once, but {text.count(anchor)} times")
             continue
-        comment = f"<!--= {mark} -->"
-        text = text.replace(anchor, f"{comment}\n{anchor}" if "|" in mark else f"{anchor}{comment}")
+        end = place + len(anchor)
+        above = text.rfind("\n", 0, end) + 1
+        places.append((above, f"<!--= {mark} -->\n") if "|" in mark else (end, f"<!--= {mark} -->"))
+    for place, comment in sorted(places, reverse=True):
+        text = text[:place] + comment + text[place:]
+    return text, problems
+
+
+def unmarked(text: str) -> tuple[str, dict[str, str]]:
+    """The text without its marks, and the shortest text before each that it has once, 16 characters at least."""
+    plain, found, done = "", [], 0
+    for mark in MARK.finditer(text):
+        plain += text[done : mark.start()]
+        done = mark.end()
+        if "|" in mark[1]:
+            done += 1  # its line
+            found.append((len(plain) + text.index("\n", done) - done, mark[1]))
+        else:
+            found.append((len(plain), mark[1]))
+    plain += text[done:]
+    anchors = {}
+    for end, mark in found:
+        start = next(
+            at for at in range(max(end - 16, 0), -1, -1) if plain.find(plain[at:end]) == plain.rfind(plain[at:end])
+        )
+        anchors[plain[start:end]] = mark
+    assert len(anchors) == len(found), "two marks stand at one place"
+    return plain, anchors
+
+
+def settle_page(page: Path) -> tuple[str, dict[str, str], list[str]]:
+    """As `settle`, of a page's text with its marks of docs/marks.yaml: the text without them, and they."""
+    text, problems = marked(page.read_text(), marks().get(page.name, {}))
     text, others = settle(text)
-    if marked:
-        text = MARK.sub("", re.sub(MARK.pattern + r"\n(?=\|)", "", text))
-    return text, problems + others
+    return *unmarked(text), problems + others
 
 
 def settle(text: str) -> tuple[str, list[str]]:
@@ -395,15 +421,19 @@ def main() -> int:
     if options.list:
         print(json.dumps(node_at(options.list), indent=1))
         return 0
-    failed = False
+    failed, anchors, texts = False, {}, {}
     for page in PAGES:
-        text, problems = settle_page(page)
+        texts[page], own, problems = settle_page(page)
         for problem in problems:
             print(f"{page.relative_to(DOCS.parent)}: {problem}")
+        anchors |= {page.name: own} if own else {}
         if options.write:
-            page.write_text(text)
-            problems = settle_page(page)[1]
+            problems = settle(marked(texts[page], own)[0])[1]
         failed = failed or bool(problems)
+    if options.write:
+        for page, text in texts.items():
+            page.write_text(text)
+        MARKS.write_text(HEAD + yaml.safe_dump(anchors, allow_unicode=True, width=10_000, sort_keys=False))
     return int(failed)
 
 
