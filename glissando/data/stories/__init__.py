@@ -1,7 +1,7 @@
 """`stories`: children's stories of exactly known information, the corpus that needs no download."""
 
 from glissando.data.stories.corpus import StoriesCorpus
-from glissando.data.stories.oracle import Judgement, judge, oracle
+from glissando.data.stories.oracle import judge, oracle
 from glissando.data.stories.parser import ParseError
 from glissando.data.stories.stories import (
     Derivation,
@@ -17,7 +17,6 @@ from glissando.data.stories.stories import (
 
 __all__ = [
     "Derivation",
-    "Judgement",
     "ParseError",
     "StoriesCorpus",
     "Story",

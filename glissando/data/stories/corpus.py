@@ -88,8 +88,7 @@ class StoriesCorpus(RowCorpus):
 
     def judge(self, text: str) -> dict[str, float | None]:
         """By the grammar where it reads the text, by words and quoted lines where it does not."""
-        judged = judge(text)
-        return {name: judged.label(name) for name in LABELS}
+        return judge(text)
 
     def describe(self) -> dict[str, object]:
         """The exact figures of the source."""

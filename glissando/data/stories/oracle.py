@@ -4,57 +4,33 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
 from functools import cache
 from itertools import pairwise
 
 from glissando.data.stories.grammar import Bind, Choice, Item, Seq, Switch, Text, every_node
 from glissando.data.stories.parser import ParseError
-from glissando.data.stories.stories import END, LABELS, SIGNS, grammar, parse
+from glissando.data.stories.stories import END, SIGNS, grammar, parse
 
 _WORD = re.compile(r"[a-z]+")
 _SENTENCE_END = re.compile(r"[.!?]")
 
 
-@dataclass(frozen=True)
-class Judgement:
-    """Labels in [-1, 1], None where the text gives no evidence."""
-
-    parsed: bool  # whether the grammar derives the whole text
-    mood: float | None
-    speech: float | None
-    plot: str | None  # as far as the grammar followed
-    valid_bytes: int  # where the text departs from the grammar; its length if it does not
-    departure: str | None  # what was expected there
-
-    def label(self, name: str) -> float | None:
-        """The label of this name. Raises KeyError for a name that is not a label."""
-        return {"mood": self.mood, "speech": self.speech}[name]
-
-
 def oracle(text: str) -> dict[str, int] | None:
     """The labels of a story the grammar derives, None for any other text."""
-    judged = judge(text)
-    if not judged.parsed or judged.mood is None or judged.speech is None:
+    try:
+        return parse(text if text.endswith(END) else text + END).labels
+    except ParseError:
         return None
-    return {name: int(judged.label(name) or 0) for name in LABELS}
 
 
-def judge(text: str) -> Judgement:
-    """The labels of any text.
+def judge(text: str) -> dict[str, float | None]:
+    """The labels of any text in [-1, 1], None where it gives no evidence.
 
     A whole story is parsed. Anything else, a model's sample above all, is judged by evidence spread over the text:
     mood is the mean sign of the words that the grammar writes in one mood only, and speech is -1, 0 or 1 for
     no, one or more quoted lines.
     """
-    story = text if text.endswith(END) else text + END
-    try:
-        derivation = parse(story)
-    except ParseError as error:
-        plot = error.slots["plot"].key if "plot" in error.slots else None
-        return Judgement(False, word_mood(text), quoted_speech(text), plot, error.position, str(error))
-    labels = derivation.labels
-    return Judgement(True, labels["mood"], labels["speech"], derivation.plot, len(text), None)
+    return {"mood": word_mood(text), "speech": quoted_speech(text), **(oracle(text) or {})}
 
 
 def word_mood(text: str) -> float | None:
