@@ -7,17 +7,28 @@ import re
 from collections.abc import Callable, Iterator
 
 import pages
-from playwright.sync_api import Browser, Page, expect, sync_playwright
+from playwright.sync_api import Page, expect, sync_playwright
 
 expect.set_options(timeout=20_000)
 
 
 @contextlib.contextmanager
-def browsing() -> Iterator[Browser]:
+def browsing() -> Iterator[Page]:
+    """A page of a browser of its own, which computes nothing on a graphics processor that is not there."""
     with sync_playwright() as driver:
-        browser = driver.chromium.launch(executable_path=pages.BROWSER, args=["--no-sandbox"])
-        yield browser
+        browser = driver.chromium.launch(executable_path=pages.BROWSER, args=["--no-sandbox", "--disable-gpu"])
+        yield listened(browser.new_page())
         browser.close()
+
+
+def listened(page: Page) -> Page:
+    """What it complains of is in `complaints`, what it asks for in `requests`."""
+    page.set_default_timeout(20_000)
+    page.complaints, page.requests = [], []
+    page.on("console", lambda message: page.complaints.append(message.text) if message.type == "error" else None)
+    page.on("pageerror", lambda error: page.complaints.append(str(error)))
+    page.on("request", lambda asked: page.requests.append(asked))
+    return page
 
 
 @contextlib.contextmanager
@@ -28,29 +39,38 @@ def served(preset: str, **options) -> Iterator[pages.Served]:
 
 
 @contextlib.contextmanager
-def visiting(browser: Browser) -> Iterator[Callable[..., Page]]:
-    """Opens a page; whatever it complains of is in its `complaints`, what it asks for in `requests`."""
-    contexts, gates = [], []
+def visiting(first: Page) -> Iterator[Callable[..., Page]]:
+    """Opens a page: where it can, the one that is there, as a new one starts a process; that is left as it was."""
+    used, gates = [], []
 
     def opened(served: pages.Served, routes: dict | None = None, at: str = "", **options) -> Page:
-        contexts.append(browser.new_context(**options))
+        fresh = options or first in used
+        page = listened(first.context.browser.new_context(**options).new_page()) if fresh else first
+        used.append(page)
         gates.append(served.gate)
-        page = contexts[-1].new_page()
-        page.set_default_timeout(20_000)
-        page.complaints, page.requests = [], []
-        page.on("console", lambda message: page.complaints.append(message.text) if message.type == "error" else None)
-        page.on("pageerror", lambda error: page.complaints.append(str(error)))
-        page.on("request", lambda asked: page.requests.append(asked))
         for path, answer in (routes or {}).items():
             page.route(served.url + path, answer)
         page.goto(served.url + at)
         return page
 
     yield opened
-    for context in contexts:
-        context.close()
+    for page in used:
+        if page is first:
+            leave(page)
+        else:
+            page.context.close()
     for gate in gates:
         gate.allow(pages.EVER)
+
+
+def leave(page: Page) -> None:
+    """Nothing of the visit is kept."""
+    page.evaluate("localStorage.clear(), sessionStorage.clear()")
+    page.goto("about:blank")
+    page.mouse.move(0, 0)
+    page.unroute_all()
+    page.context.clear_permissions()
+    page.complaints, page.requests = [], []
 
 
 def met(page: Page) -> Page:

@@ -8,11 +8,11 @@ import pytest
 
 
 @pytest.fixture(scope="module")
-def browser():
+def first_page():
     from playground import browsing
 
-    with browsing() as browser:
-        yield browser
+    with browsing() as page:
+        yield page
 
 
 @pytest.fixture(scope="module")
@@ -32,8 +32,8 @@ def hybrid():
 
 
 @pytest.fixture
-def visit(browser):
+def visit(first_page):
     from playground import visiting
 
-    with visiting(browser) as visit:
+    with visiting(first_page) as visit:
         yield visit
