@@ -20,7 +20,7 @@ const PRESETS = {
 const DEPTHS = { discrete: "ordinary layers", tied: "one block, applied repeatedly", flow: "depth is an ODE" };
 const OWN = "Your own";
 const NUMBERS = ["top_p", "top_k", "max_tokens"];
-const LENGTH = 200; // tokens of a text, at first
+const LENGTH = 400; // tokens of a text, at first: a story ends before
 const SLOW = "5"; // tokens a second where there are dials to turn meanwhile
 
 const $ = (id) => document.getElementById(id);
