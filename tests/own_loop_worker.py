@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable
-from datetime import timedelta
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -80,8 +79,7 @@ def own_scalar() -> float:
 
 
 def main(folder: Path, rank: int) -> None:
-    patience = timedelta(seconds=200)  # with the other one, which may fail
-    dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=2, timeout=patience)
+    dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=2)
     gaps = {f"{case}:ddp": measure(case, DistributedDataParallel) for case in MODELS}
     gaps |= {f"{case}:fully_shard": measure(case, fully_shard) for case in MODELS}
     gaps |= {"mixed:ddp": measure("flow", DistributedDataParallel, MIXED), "own-scalar:shard": own_scalar()}

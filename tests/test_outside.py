@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import contextlib
 import csv
 import json
 import re
-import runpy
 import shutil
+import subprocess
 import sys
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-import registries
 import yaml
 from serving import serving
 from torch import nn
@@ -41,15 +39,10 @@ def place(tmp_path_factory) -> Path:
     """A directory with a copy of the example, `mine.py`, and what it has written as a program."""
     place = tmp_path_factory.mktemp("outside")
     shutil.copy(EXAMPLE, place / "mine.py")
-    arguments = [str(place / "mine.py"), "--quick", "--out", str(place / "out")]
-    with (
-        registries.as_they_were(),
-        pytest.MonkeyPatch.context() as patch,
-        (place / "stdout").open("w") as stdout,
-        contextlib.redirect_stdout(stdout),
-    ):
-        patch.setattr(sys, "argv", arguments)
-        runpy.run_path(arguments[0], run_name="__main__")
+    command = [sys.executable, "-W", "error", str(place / "mine.py"), "--quick", "--out", str(place / "out")]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    (place / "stdout").write_text(done.stdout)
     return place
 
 

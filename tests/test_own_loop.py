@@ -16,12 +16,12 @@ from glissando.model import LanguageModel
 from glissando.presets import load_preset, preset_names
 
 
-@pytest.mark.filterwarnings("ignore:FSDP2-wrapped module")  # of a view, on which nothing here writes
 def test_gradients_of_two_processes_are_those_of_one(tmp_path):
-    with started([sys.executable, own_loop_worker.__file__, str(tmp_path), "1"]) as second:
-        own_loop_worker.main(tmp_path, 0)  # the other one is this process
-        _, error = second.communicate(timeout=250)
-        assert second.returncode == 0, error[-3000:]
+    worker = [sys.executable, own_loop_worker.__file__, str(tmp_path)]
+    with started([*worker, "0"]) as first, started([*worker, "1"]) as second:
+        for process in (first, second):
+            _, error = process.communicate(timeout=250)
+            assert process.returncode == 0, error[-3000:]
     for rank in (0, 1):
         gaps = json.loads((tmp_path / f"{rank}.json").read_text())
         assert {case: gap for case, gap in gaps.items() if not gap <= TOLERANCE[torch.float64]} == {}
