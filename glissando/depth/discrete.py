@@ -57,8 +57,9 @@ class Stack(Depth):
         self.gradient_checkpointing = False
         if config.layers < 1:
             raise ConfigError(f"depth.layers must be at least 1, got {config.layers}")
-        self.order = [step % config.layers for step in range(applications)]
+        # The blocks first: loading ends in them where a configuration has more than the weights can be of.
         self.blocks = nn.ModuleList([make_block(i) for i in range(config.layers)])
+        self.order = [step % config.layers for step in range(applications)]
         self.gated, self.gates = learned_gates(config.gated, applications)
         width: int = self.blocks[0].hidden_size  # type: ignore[assignment]
         self.step_bias = nn.Parameter(torch.empty(applications, width)) if marks_steps else None
