@@ -24,7 +24,7 @@ from glissando.training.fit import resume, train
 def counted(model: LanguageModel, batch: int, length: int, monkeypatch: pytest.MonkeyPatch) -> float:
     """What PyTorch's counter finds for each token, every product in the open, less what a flow does once a call and
     what a window hides."""
-    for module, name in ((attention_module, "attention"), (tau_module, "attend")):
+    for module, name in ((attention_module, "attention"), (tau_module, "tau_attention")):
         monkeypatch.setattr(module, name, functools.partial(getattr(module, name), backend="reference"))
     with torch.no_grad(), FlopCounterMode(display=False) as counter:
         model(random_ids(model, batch, length, seed=1))
