@@ -51,6 +51,7 @@ class Stack(Depth):
     where it is `gated`, a row of `step_bias` where steps are marked, and one of `shortcuts`."""
 
     undecayed = ("shortcuts",)
+    gate: MeanGate | None = None  # a discrete depth's
 
     def __init__(self, config: Any, make_block: BlockFactory, applications: int, marks_steps: bool = False) -> None:
         super().__init__()
@@ -82,15 +83,23 @@ class Stack(Depth):
         befores = (None,) * len(self.order) if state is None else state
         for step, (i, before) in enumerate(zip(self.order, befores, strict=True)):
             x = with_shortcut(x, self.shortcuts, step, source)
-            y, new = self.applied(self.blocks[i], step, x, before, ctx)
+            if self.gate is None:
+                read = x if self.step_bias is None else x + self.step_bias[step]
+                y, new = self.run(self.blocks[i])(read, before, ctx)
+            else:
+                y, new = self.gate_applied(self.blocks[i], x, before, ctx)
             x = y if self.gates is None or step not in self.gated else x + self.gates[self.gated[step]] * (y - x)
             ctx.keep(x)
             after.append(new)
         return x, None if state is None else tuple(after)
 
-    def applied(self, block: nn.Module, step: int, x: Tensor, before: Any, ctx: Context) -> tuple[Tensor, Any]:
-        """What application number `step` makes of x, and its state."""
-        return self.run(block)(x if self.step_bias is None else x + self.step_bias[step], before, ctx)
+    def gate_applied(self, block: nn.Module, x: Tensor, before: Any, ctx: Context) -> tuple[Tensor, Any]:
+        """x + g (block(x) - x), g by the mean gate, and the states of both."""
+        assert self.gate is not None
+        inner, mean = (None, None) if before is None else before
+        y, new = self.run(block)(x, inner, ctx)
+        gate, mean = self.gate(y - x, mean, ctx)
+        return x + gate * (y - x), (new, mean)
 
     def applications(self) -> list[tuple[Any, int]]:
         return [(block, self.order.count(i)) for i, block in enumerate(self.blocks)]
@@ -111,7 +120,7 @@ class Stack(Depth):
         return x, tuple(states)
 
     def lowered(self, builder: Any, block: nn.Module, step: int, x: int) -> tuple[int, Any]:
-        """The compiled form of `applied`."""
+        """The compiled form of an application."""
         return builder.block(block, x if self.step_bias is None else builder.shifted(x, self.step_bias[step]))
 
 
@@ -132,14 +141,6 @@ class DiscreteDepth(Stack):
         if self.gate is None:
             return states
         return tuple((state, self.gate.init_state(batch_size, device, dtype)) for state in states)
-
-    def applied(self, block: nn.Module, step: int, x: Tensor, before: Any, ctx: Context) -> tuple[Tensor, Any]:
-        if self.gate is None:
-            return self.run(block)(x, before, ctx)
-        inner, mean = (None, None) if before is None else before
-        y, new = self.run(block)(x, inner, ctx)
-        gate, mean = self.gate(y - x, mean, ctx)
-        return x + gate * (y - x), (new, mean)
 
     def flops(self) -> tuple[float, float]:
         """The mean gate, once a block: two maps and a recurrence of real numbers."""

@@ -38,7 +38,7 @@ from glissando.config import options
 from glissando.errors import ConfigError, NotCompiled, Refused
 from glissando.kernels.loop import exporting
 from glissando.kernels.precise import widest
-from glissando.kernels.scan import scan_pairs
+from glissando.kernels.scan import scan, scan_pairs
 from glissando.mixers.base import Context, Mixer, Picture, initialized, last_real, placement, register_mixer
 from glissando.mixers.memory import starting_turns
 from glissando.mixers.spectral.phase_gate import phase_gate
@@ -197,7 +197,12 @@ class Spectral(Mixer):
                     a = _scaled(torch.exp(-gamma), a)
             if ctx.dt is not None:
                 a = aged(gamma, constants.turn, ctx.dt)
-            h, last = scan_pairs(a, u, None if state is None else state.h)
+            start = None if state is None else state.h
+            if torch.compiler.is_compiling() or exporting():
+                h, last = scan_pairs(a, u, start)
+            else:  # what scan_pairs does, without a call more
+                start = None if start is None else torch.view_as_complex(start)
+                h, last = map(torch.view_as_real, scan(torch.view_as_complex(a), u, start))
             y = h.flatten(-2)
         if gate is not None:
             y = y.to(gate.dtype) * F.silu(gate)
