@@ -51,11 +51,11 @@ class Stack(Depth):
     where it is `gated`, a row of `step_bias` where steps are marked, and one of `shortcuts`."""
 
     undecayed = ("shortcuts",)
-    gate: MeanGate | None = None  # a discrete depth's
 
     def __init__(self, config: Any, make_block: BlockFactory, applications: int, marks_steps: bool = False) -> None:
         super().__init__()
         self.gradient_checkpointing = False
+        self.gate: MeanGate | None = None  # of a discrete depth, which has one or none
         if config.layers < 1:
             raise ConfigError(f"depth.layers must be at least 1, got {config.layers}")
         # The blocks first: loading ends in them where a configuration has more than the weights can be of.
