@@ -300,7 +300,8 @@ class FlowField:
         if "shortcut" in given:
             at = at + given["shortcut"]
         slope, state = depth.field(at, None if self.states is None else next(self.states), ctx, residual=False)
-        self.after.append(state)
+        if self.states is not None:  # a compiled step that is computed again may change nothing outside
+            self.after.append(state)
         slope = depth.alpha[0] * slope
         if self.watch is not None:
             self.watch(tau, slope)
