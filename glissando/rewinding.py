@@ -2,10 +2,10 @@
 
 A recurrent state does not say what it was. So a state of `init_state(B, rewind=N)` keeps a trail: two earlier states,
 the marks, and the columns that were read since the older one. To go back is to read on from a mark. The older mark is
-at least N columns old (or at the beginning), so that N columns can be undone; after n were, N - n more, until N columns
-were read again. The trail takes the memory of two
-states and 4 N columns, and copies a state every N columns or more. Keeping inputs instead of inverting the recurrence
-is ReplaySSM's idea; the delta rule cannot be inverted in float32 beyond some ten tokens.
+at least N columns old, or at the beginning, so that N columns can be undone; after n were, N - n more, until N columns
+were read again. The trail takes the memory of two states and 4 N columns, and copies a state every N columns or more.
+Keeping inputs instead of inverting the recurrence is ReplaySSM's idea; the delta rule cannot be inverted in float32
+beyond some ten tokens.
 """
 
 from __future__ import annotations
@@ -55,6 +55,10 @@ def new_trail(state: State, reach: int, controls: int, dtype: torch.dtype) -> Tr
     )
 
 
+def _copied(leaf: Tensor) -> Tensor:
+    return leaf.detach().clone()
+
+
 #: the model's forward of some columns behind a state without a trail -> what it returns of them, and the state
 Read = Callable[[slice, Any], tuple[list[Tensor], Any]]
 
@@ -80,7 +84,7 @@ def read_with_trail(
         part, bare = read(slice(0, first), bare)
         outputs.append(part)
         trail = trail._replace(
-            older=map_state(torch.clone, bare), newer=map_state(torch.clone, bare), ages=torch.zeros_like(trail.ages)
+            older=map_state(_copied, bare), newer=map_state(_copied, bare), ages=torch.zeros_like(trail.ages)
         )
     last = slice(first, width)
     part, bare = read(last, bare)
@@ -143,7 +147,7 @@ def _moved_on(
 def _rows_where(which: Tensor, yes: State, no: State) -> State:
     """The rows of `yes` where `which` (B,), else of `no`, in memory of their own."""
     own = torch.arange(len(which), device=which.device)
-    return select_rows(join_rows(no, yes), torch.where(which, own + len(which), own))
+    return select_rows(map_state(Tensor.detach, join_rows(no, yes)), torch.where(which, own + len(which), own))
 
 
 def rewound(model: Any, state: State, count: int) -> State:
@@ -157,17 +161,22 @@ def rewound(model: Any, state: State, count: int) -> State:
         return state
     furthest = int(trail.ages[:, 0].min())
     if count > furthest:
+        fix = f"start from model.init_state(batch_size, rewind={count})"
+        if count <= trail.reach:
+            fix = "it has read no more since it began, went back before, or had other signals (dt, control)"
+        raise InputError(f"this state can go back {furthest} columns of tokens, and {count} are to be undone: {fix}")
+    if bool((trail.given != trail.given[:1]).any()):
         raise InputError(
-            f"this state can go back {furthest} columns of tokens, and {count} are to be undone: start from "
-            f"model.init_state(batch_size, rewind={max(count, trail.reach)})"
+            "rows of this state were read with a dt or a control and others without: read on with one of them, or go "
+            "back before the rows are joined"
         )
-    near = trail.ages[:, 1] >= count
-    mark = _rows_where(near, trail.newer, trail.older)
-    ages = torch.where(near, trail.ages[:, 1], trail.ages[:, 0])
-    back = _read_on(model, trail, mark, ages, count)
+    near = (trail.ages[:, 1] >= count).unsqueeze(1)
+    mark = _rows_where(near[:, 0], trail.newer, trail.older)
+    back = _read_on(model, trail, mark, torch.where(near, trail.ages[:, 1:], trail.ages[:, :1])[:, 0], count)
+    newer = torch.where(near, trail.ages[:, 1:] - count, 0)
     trail = trail._replace(
-        newer=mark,  # the newer mark, or the older one where that is undone
-        ages=torch.stack([trail.ages[:, 0], ages], 1) - count,
+        newer=_rows_where(near[:, 0], trail.newer, back),  # where it is undone, the state that is returned
+        ages=torch.cat([trail.ages[:, :1] - count, newer], 1),
         ids=trail.ids.roll(count, 1),
         mask=trail.mask.roll(count, 1),
         dt=trail.dt.roll(count, 1),

@@ -215,3 +215,5 @@ def test_a_text_of_ones_own_needs_no_preset_and_no_tokenizer(tmp_path, capsys, m
     assert yaml.safe_load(told.out)["data"]["tokenizer"]["kind"] == "bytes"
     train_command.main([*small, "--model.hidden_size", "32"])
     assert yaml.safe_load(capsys.readouterr().out)["preset"] is None
+    train_command.main([*small, "--preset", "tauformer"])  # whose tokenizer is the publication's
+    assert yaml.safe_load(capsys.readouterr().out)["data"]["tokenizer"]["vocab_size"] == 30522

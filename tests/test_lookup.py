@@ -126,7 +126,7 @@ def test_the_server_reads_ahead_in_a_text_alone():
 
 def test_mistakes():
     model = model_of("liquid-ssm-nano").float()
-    with pytest.raises(ConfigError, match=r"lookup must be a whole number of at least 0 .*, got -1"):
+    with pytest.raises(ConfigError, match=r"lookup must be a whole number from 0, .* to 64, got -1"):
         generate(model, "a", lookup=-1)
     with pytest.raises(ConfigError, match="in one text, and there are 2"):
         Continuation(model, [[1], [2]], 3, Sampling(), lookup=2)

@@ -71,6 +71,29 @@ def test_a_rewound_state_is_the_state_before(case):
             )
 
 
+@torch.no_grad()
+def test_going_back_again_and_again():
+    """As assisted generation does where drafts are mostly wrong: what is undone never lies behind what is kept."""
+    text = Signals("mixer:delta-default", 0)
+    model, ids = text.model, text.ids
+    state, at = model.init_state(3, rewind=8), 0
+    for _ in range(12):
+        for size in (8, 7):
+            _, state = model(ids[:, at : at + size], state, donate=True)
+            at += size
+        assert int(state.trail.ages.max()) < state.trail.ids.shape[1]
+        state, at = model.rewind(state, 8), at - 8
+        if at > 35:
+            break
+    for _ in range(12):
+        _, state = model(ids[:, at : at + 8], state, donate=True)
+        state = model.rewind(state, 7)
+        assert int(state.trail.ages.max()) < state.trail.ids.shape[1]
+        state = model.rewind(state, 1)
+    plain = model(ids[:, :at], model.init_state(3))[1]
+    assert_close(model(ids[:, at : at + 3], state)[0], model(ids[:, at : at + 3], plain)[0], "after many rewinds")
+
+
 def real(text: Signals, begin: int, end: int):
     mask = text.all["mask"]
     return torch.ones(3, end - begin, dtype=torch.bool) if mask is None else mask[:, begin:end]
@@ -143,6 +166,9 @@ def test_mistakes():
     _, state = model(ids, model.init_state(2, rewind=3))
     with pytest.raises(InputError, match=r"go back 3 columns of tokens, and 5 .* rewind=5"):
         model.rewind(state, 5)
+    one, other = (model(ids[:1], model.init_state(1, rewind=3), dt=dt)[1] for dt in (None, torch.ones(1, 6).double()))
+    with pytest.raises(InputError, match="read with a dt or a control and others without"):
+        model.rewind(join_rows(one, other), 1)
     with pytest.raises(InputError, match="must not be negative, got -1"):
         model.rewind(state, -1)
     with pytest.raises(InputError, match="embeddings were given"):

@@ -174,7 +174,7 @@ def _of_own_text(given: Sequence[str], values: Mapping[str, Any]) -> dict[str, A
     kind, path = values.get("data.kind"), str(values.get("data.path", ""))
     if kind is None and path:
         usual["kind"] = kind = "jsonl" if path.endswith(".jsonl") else "text"
-    named = any(name.startswith("data.tokenizer") for name in given)
+    named = any(name.startswith("data.tokenizer") for name in (*given, *values))
     if kind in ("text", "jsonl") and "training.seconds" in given and not named:
         usual["tokenizer"] = "bpe"
         note = "--data.tokenizer bpe: the default under a budget of time; --data.tokenizer bytes reads bytes"

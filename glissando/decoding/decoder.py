@@ -77,7 +77,7 @@ class Decoder:
             np.zeros((batch, program.registers), np.float32),
             capacity,
         )
-        own, given = _slots(program.state), list(leaves(state))
+        own, given = _slots(program.state), list(leaves(state._replace(trail=None)))
         if len(own) != len(given):
             raise InputError(f"the state is of another model: it has {len(given)} parts, and this model's {len(own)}")
         for slot, leaf in zip(own, given, strict=True):

@@ -21,6 +21,8 @@ from glissando.state import State
 
 #: tokens that must be the same for what followed them to be expected again
 _SAME = 3
+#: tokens that may be read ahead: a call keeps the logits of all
+_MOST = 64
 
 
 class Draft:
@@ -105,7 +107,9 @@ def _same(control: Tensor | None, before: Tensor | None) -> bool:
 
 def require_lookup(lookup: int, texts: int) -> None:
     """Raise ConfigError for an impossible number of tokens, or for several texts at once."""
-    if not (isinstance(lookup, Integral) and lookup >= 0):
-        raise ConfigError(f"lookup must be a whole number of at least 0 (0 reads nothing ahead), got {lookup!r}")
+    if not (isinstance(lookup, Integral) and 0 <= lookup <= _MOST):
+        raise ConfigError(
+            f"lookup must be a whole number from 0, which reads nothing ahead, to {_MOST}, got {lookup!r}"
+        )
     if lookup and texts > 1:
         raise ConfigError(f"lookup reads ahead in one text, and there are {texts}: give them one after the other")

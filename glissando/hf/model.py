@@ -140,6 +140,11 @@ def _read_ahead(generation_config: Any, modes: tuple[Any, ...]) -> int:
     if GenerationMode.ASSISTED_GENERATION not in modes and not generation_config.is_assistant:
         return 0
     c = generation_config
+    if str(c.num_assistant_tokens_schedule).startswith("heuristic"):
+        raise ConfigError(
+            "num_assistant_tokens_schedule 'heuristic' reads ever further ahead, and a state goes back as far as was "
+            "said at the start: use 'constant'"
+        )
     return max(32, c.prompt_lookup_num_tokens or 0, 2 * (c.num_assistant_tokens or 0))
 
 

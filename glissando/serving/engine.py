@@ -25,6 +25,7 @@ import torch
 from torch import Tensor
 
 from glissando.allocator import return_freed_memory
+from glissando.decoding.lookup import require_lookup
 from glissando.decoding.steps import Kind, decoder_of
 from glissando.generation import Sampling, tokenizer_of, tokens_left, writable
 from glissando.machine import available_bytes, readable
@@ -82,6 +83,7 @@ class Engine:
         lookup: int = 0,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        require_lookup(lookup, 1)
         self.step_kind, self.lookup, self.model, self.tokenizer = step, lookup, model.eval(), tokenizer_of(model)
         self._memo: Memo = {}  # the weights stand still while they are served
         decoder_of(model, step, False)  # a step that there is not fails here, and not every text
