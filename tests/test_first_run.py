@@ -203,17 +203,17 @@ def test_a_text_of_ones_own_needs_no_preset_and_no_tokenizer(tmp_path, capsys, m
         "a",
     ]
     train_command.main(small)
-    told = capsys.readouterr()
-    assert "--preset spectral-delta-nano: the recommended one" in told.err
-    assert "--data.tokenizer bpe: the default under a budget of time" in told.err
-    config = yaml.safe_load(told.out)
+    printed = capsys.readouterr()
+    assert "--preset spectral-delta-nano: the recommended one" in printed.err
+    assert "--data.tokenizer bpe: the default under a budget of time" in printed.err
+    config = yaml.safe_load(printed.out)
     assert config["preset"] == "spectral-delta-nano"
     assert config["data"]["tokenizer"]["kind"] == "bpe"
     train_command.main([*small, "--preset", "transformer-nano", "--data.tokenizer", "bytes"])
-    told = capsys.readouterr()
-    assert not told.err
-    assert yaml.safe_load(told.out)["data"]["tokenizer"]["kind"] == "bytes"
+    printed = capsys.readouterr()
+    assert not printed.err
+    assert yaml.safe_load(printed.out)["data"]["tokenizer"]["kind"] == "bytes"
     train_command.main([*small, "--model.hidden_size", "32"])
     assert yaml.safe_load(capsys.readouterr().out)["preset"] is None
-    train_command.main([*small, "--preset", "tauformer"])  # whose tokenizer is the publication's
-    assert yaml.safe_load(capsys.readouterr().out)["data"]["tokenizer"]["vocab_size"] == 30522
+    train_command.main([*small, "--preset", "transformer-124m"])  # which names GPT-2's
+    assert yaml.safe_load(capsys.readouterr().out)["data"]["tokenizer"]["kind"] == "gpt2"
