@@ -217,12 +217,12 @@ def test_presets_set_the_fields_and_the_fields_name_the_preset(liquid, visit):
 
 def test_the_pace_is_slow_where_there_are_dials_and_changes_while_it_writes(hybrid, liquid, visit):
     page = visit(hybrid)
-    expect(page.get_by_role("radio", name="5", exact=True)).to_be_checked()
+    expect(page.get_by_role("radio", name="15", exact=True)).to_be_checked()
     expect(visit(liquid).get_by_role("radio", name="fastest")).to_be_checked()
     seed = pages.lasting_seed(hybrid.model, "The fox", 60)
     with page.expect_request("**/completions") as asked:
         ask(page, max_tokens=60, seed=seed)
-    assert asked.value.post_data_json["pace"] == 5
+    assert asked.value.post_data_json["pace"] == 15
     expect(page.locator("#written .token").first).to_be_attached()
     with page.expect_response("**/control") as changed:
         page.locator("label", has_text="fastest").click()

@@ -21,7 +21,7 @@ const DEPTHS = { discrete: "ordinary layers", tied: "one block, applied repeated
 const OWN = "Your own";
 const NUMBERS = ["top_p", "top_k", "max_tokens"];
 const LENGTH = 400; // tokens of a text, at first: a story ends before
-const SLOW = "5"; // tokens a second where there are dials to turn meanwhile
+const SLOW = "15"; // tokens a second where there are dials to turn meanwhile
 
 const $ = (id) => document.getElementById(id);
 const alternatives = new Alternatives($("alternatives"));
