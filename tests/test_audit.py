@@ -122,6 +122,12 @@ LONG = {
 }  # fmt: skip
 
 
+def test_the_page_of_publications_has_a_headline_of_each():
+    page = (Path(__file__).parents[1] / "docs" / "sources.md").read_text()
+    named = re.findall(r"python -m research\.audit (\S+) --quick`", page)
+    assert [CLAIMS[name].system for name in named] == list(dict.fromkeys(claim.system for claim in CLAIMS.values()))
+
+
 @pytest.mark.parametrize("name", slow_where(LONG, CLAIMS))
 def test_every_claim_runs_in_both_forms(name: str, tmp_path):
     claim = CLAIMS[name]

@@ -203,17 +203,16 @@ def test_dropout_is_of_the_text_alone():
     assert {block.dropout for block in PublishedMinimal(256, as_text=True).blocks} == {0.1}
 
 
-def test_pairs_are_counted_and_held_against_the_rule(tmp_path: Path):
+def test_pairs_are_counted_and_held_against_the_rule(tmp_path: Path, monkeypatch):
     lines = ["ab\tbc", "ab\tab", "no tab"]
     paths = [tmp_path / "train.b64", tmp_path / "valid.b64"]
     for path in paths:
         path.write_text("\n".join(base64.b64encode(line.encode()).decode() for line in lines))
-    plan = Plan(quick=True, pairs=(str(paths[0]), str(paths[1])))
-    assert minimal_form.pairs_as_published(plan).figures["lines"] == [3, 3]
-    result = minimal_form.pairs_corrected(plan)
+    monkeypatch.setattr(minimal_form, "PAIRS", paths)
+    assert minimal_form.pairs_as_published(QUICK).figures["lines"] == [3, 3]
+    result = minimal_form.pairs_corrected(QUICK)
     assert (result.figures["pairs"], result.figures["rule"]) == ([2, 2], [1, 1])
     assert str(tmp_path) not in json.dumps(result.as_dict()), "a record tells no paths"
-    assert minimal_form.pairs_as_published(QUICK).outcome == "not reproduced here"
 
 
 def test_answers_are_what_greedy_decoding_says():
@@ -456,7 +455,7 @@ def test_a_page_that_is_no_ledgers_is_not_overwritten(tmp_path: Path):
     ("arguments", "message"),
     [
         (["--ledger", "audit.txt"], "--ledger must name a Markdown file"),
-        (["minimal-pairs", "--pairs", "a.b64", "b.b64"], "cannot read --pairs a.b64"),
+        (["continuous-accuracy", "--text", "a.txt"], "cannot read --text a.txt"),
     ],
 )
 def test_mistakes_are_reported(arguments: list[str], message: str, tmp_path, monkeypatch, capsys):

@@ -291,9 +291,10 @@ def test_evaluate_a_run_and_a_file(run, book, tmp_path, capsys):
 def test_presets_and_corpora(capsys):
     assert main(["presets"]) == 0
     out = capsys.readouterr().out
-    assert all(name in out for name in preset_names())
+    assert all(name in out for folder in ("", "series", "events") for name in preset_names(folder))
     assert "2,648" in out
-    assert len({re.match(r"\S+ +[\d,]+", line).end() for line in out.splitlines()}) == 1  # in columns
+    assert len({re.match(r"  \S+ +[\d,]*   ", line).end() for line in out.splitlines() if line.startswith(" ")}) == 1
+    assert out.index("stories") < out.index("start here") < out.index("minimal-transformer ")
     assert main(["presets", "gpt"]) == 0
     assert "max_length: 128" in capsys.readouterr().out
     assert main(["corpora"]) == 0

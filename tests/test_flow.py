@@ -53,6 +53,7 @@ def test_u_of_zero_is_not_no_control():
         ({"n_steps": None}, "needs depth.n_steps, the number of its steps, at least 1"),
         ({"layers": -1}, "layers: .*a number of at least 0, got -1"),
         ({"method": "rk3"}, "Did you mean 'rk4'"),
+        ({"method": "dopri5"}, "adapts its steps, such as dopri5, .*rk4 with more depth.n_steps"),
         ({"kind": "discrete"}, "unknown option 'model.depth.n_steps'"),
     ],
 )

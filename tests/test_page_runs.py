@@ -39,6 +39,11 @@ NOT_RUN = {
     ("devices.md", "glissando train --preset continuous-transformer-124m --training.tokens 2.5e9 --out runs/124m"): (
         "streams FineWeb-Edu and downloads a vocabulary; tests/test_presets_124m.py trains it on generated ids"
     ),
+    ("sources.md", "glissando train --preset continuous-transformer --data.kind hub"): "downloads TinyStories",
+    ("sources.md", "glissando generate runs/continuous"): "writes with the model of the training above it",
+    ("sources.md", "glissando train --preset hybrid-ode --data.tokenizer gpt2"): (
+        "downloads a vocabulary; tests/data/test_gpt2.py reads one that stands in for it"
+    ),
     ("training.md", "glissando train --preset transformer-nano --data.kind hub"): (
         "downloads TinyStories; tests/data/test_corpora.py reads one that stands in for it"
     ),
@@ -81,6 +86,8 @@ def runs(tmp_path_factory) -> Path:
     for corpus, part in product(("tinystories", "books"), ("train", "valid")):
         (place / f"{corpus}_{part}.txt").write_text(sample_text(200, seed=2 + (part == "valid")))
     (place / "notes.jsonl").write_text('{"body": "The ship sailed at dawn."}\n' * 400)
+    (place / "train.jsonl").write_text('{"text": "The ship sailed at dawn."}\n' * 400)
+    shutil.copytree(ROOT / "research" / "published" / "pairs", place / "research" / "published" / "pairs")
     (place / "corpus").mkdir()
     for name in "ab":
         (place / "corpus" / f"{name}.txt").write_text(story * 40)

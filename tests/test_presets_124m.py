@@ -16,7 +16,7 @@ RECIPES = [name for name in preset_names() if name.endswith("-124m")]
 
 def test_the_recipes_are_of_one_size_and_differ_in_the_model_alone():
     counts = {name: preset_parameters(name) for name in RECIPES}
-    assert len(counts) == 5
+    assert len(counts) == 6
     assert max(counts.values()) <= 1.02 * min(counts.values()), counts
     first, *others = [{key: load_preset(name)[key] for key in ("data", "training")} for name in RECIPES]
     assert all(other == first for other in others)

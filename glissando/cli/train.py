@@ -18,7 +18,7 @@ from glissando.cli.options import (
 )
 from glissando.config import flat, from_dict, hints_of, merge, to_dict, unregistered
 from glissando.errors import ConfigError
-from glissando.presets import load_preset
+from glissando.presets import RECOMMENDED, load_preset
 from glissando.pretrained import require_text, without_held_out
 from glissando.training.length import BUDGETS
 from glissando.yaml_files import read_options
@@ -26,8 +26,6 @@ from glissando.yaml_files import read_options
 if TYPE_CHECKING:
     from glissando.training.config import RunConfig
 
-#: the preset that is taken where none is given
-RECOMMENDED = "spectral-delta-nano"
 #: it learns the built-in stories
 EXAMPLE = "glissando train --preset transformer-nano --data.tokenizer bpe --training.seconds 120 --out runs/first"
 #: what the README begins with, too

@@ -36,8 +36,8 @@ from glissando.depth.base import (
     through,
 )
 from glissando.depth.shortcuts import new_shortcuts, shortcut_source
-from glissando.depth.solvers import TABLEAUS, evaluations, integrate
-from glissando.errors import ConfigError, unknown_name
+from glissando.depth.solvers import TABLEAUS, evaluations, integrate, tableau_of
+from glissando.errors import ConfigError
 from glissando.kernels.plain import plain
 from glissando.mixers import EMPTY, Context, Picture, Signal
 from glissando.widening import Grows, Growth, Lift, Table, append, linear, tables, tile, under
@@ -67,8 +67,7 @@ class FlowConfig(DepthOptions):
     shortcuts: bool = False
 
     def __post_init__(self) -> None:
-        if self.method not in TABLEAUS:
-            raise unknown_name("depth.method", self.method, TABLEAUS)
+        tableau_of(self.method)
         if len(set(self.control)) < len(self.control):
             raise ConfigError(f"depth.control names a dimension twice: {self.control}; give each a name of its own")
 

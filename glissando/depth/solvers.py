@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from glissando.errors import ConfigError, unknown_name
+from glissando.errors import ConfigError, UnknownNameError, unknown_name
 from glissando.kernels.plain import plain, same_operations
 
 #: field(tau, h, *args) -> dh/dtau, of h's shape
@@ -62,6 +62,21 @@ TABLEAUS: dict[str, Tableau] = {
 }
 
 
+def tableau_of(method: str) -> Tableau:
+    """The coefficients of a solver of fixed steps.
+
+    Raises UnknownNameError for another name. An adaptive solver, such as dopri5, chooses its steps by an error over all
+    tokens, so that a later token would change what is computed for an earlier one.
+    """
+    if method not in TABLEAUS:
+        error = unknown_name("depth.method", method, TABLEAUS)
+        raise UnknownNameError(
+            f"{error} A solver that adapts its steps, such as dopri5, follows an error over all tokens, and a later token "
+            "would change an earlier one; rk4 with more depth.n_steps is as exact"
+        )
+    return TABLEAUS[method]
+
+
 def evaluations(method: str, n_steps: int) -> int:
     """How often the field is evaluated on the way forward."""
     return TABLEAUS[method].stages * n_steps
@@ -84,11 +99,9 @@ def integrate(
 
     Raises UnknownNameError for a method, ConfigError for fewer than one step.
     """
-    if method not in TABLEAUS:
-        raise unknown_name("solver", method, TABLEAUS)
     if n_steps < 1:
         raise ConfigError(f"n_steps must be at least 1, got {n_steps}")
-    tableau, size = TABLEAUS[method], 1 / n_steps
+    tableau, size = tableau_of(method), 1 / n_steps
     again = checkpointed and torch.is_grad_enabled() and not plain()
     for step in range(n_steps):
         given: Any = field, tableau, step * size, size, h, *args

@@ -8,6 +8,9 @@ from typing import Any
 
 from glissando.errors import unknown_name
 
+#: what `glissando train` takes where none is named
+RECOMMENDED = "spectral-delta-nano"
+
 
 @cache
 def preset_names(folder: str = "") -> tuple[str, ...]:
@@ -25,9 +28,9 @@ def load_preset(name: str, folder: str = "") -> dict[str, Any]:
     return {part: values for part, values in _read(name, folder).items() if part not in said}
 
 
-def preset_about(name: str) -> str:
+def preset_about(name: str, folder: str = "") -> str:
     """What the preset is, in a line."""
-    return _read(name)["about"]
+    return _read(name, folder)["about"]
 
 
 def preset_text(name: str | None) -> str | None:

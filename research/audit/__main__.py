@@ -35,7 +35,7 @@ def _run(options: argparse.Namespace) -> None:
     from research.audit.claims import CLAIMS, FORMS, listing, measure, report, select, write
 
     names = ("quick", "steps", "seeds", "text", "tokenizer", "run")
-    plan = Plan(**{name: getattr(options, name) for name in names}, pairs=options.pairs and tuple(options.pairs))
+    plan = Plan(**{name: getattr(options, name) for name in names})
     claims = select(options.claims) if options.claims else list(CLAIMS.values())
     if options.ledger is not None:
         _update_ledger(options.ledger, claims, plan, options.again)
@@ -65,9 +65,6 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--text", help="file to train on instead of the built-in stories")
     parser.add_argument("--tokenizer", help="tokenizer.json for it; by default one is trained on the text")
     parser.add_argument("--run", help="a run of ours, where the corrected form measures one")
-    parser.add_argument(
-        "--pairs", nargs=2, metavar=("TRAIN", "HELD_OUT"), help="base64 pairs as published, for minimal-pairs"
-    )
     to = parser.add_mutually_exclusive_group()
     to.add_argument("--out", type=_path, help="directory to make for JSON and pictures")
     to.add_argument("--ledger", type=_path, help="a Markdown file to update: measures what has no record beside it")
@@ -90,11 +87,10 @@ _positive.__name__, _path.__name__ = "positive number", "path"
 
 def _check(options: argparse.Namespace) -> None:
     """Raise ConfigError or RunError for what would fail after hours of training, and not before."""
-    for name in ("text", "tokenizer", "pairs"):
-        given = getattr(options, name) or []
-        for path in [given] if isinstance(given, str) else given:
-            if not Path(path).is_file():
-                raise ConfigError(f"cannot read --{name} {path}: there is no such file")
+    for name in ("text", "tokenizer"):
+        path = getattr(options, name)
+        if path is not None and not Path(path).is_file():
+            raise ConfigError(f"cannot read --{name} {path}: there is no such file")
     if options.run is not None:
         from glissando.runs import Run
 
@@ -138,7 +134,6 @@ def _command(claim: Claim, plan: Plan) -> str:
     for name in ("steps", "seeds", "text", "tokenizer", "run"):
         value = getattr(plan, name)
         words += [] if value is None else [f"--{name}", _portable(value)]
-    words += [] if plan.pairs is None else ["--pairs", *map(_portable, plan.pairs)]
     return " ".join(words)
 
 

@@ -19,7 +19,6 @@ class Plan:
     text       file to train on; None: the built-in stories
     tokenizer  a tokenizer.json; None: one trained on the text
     run        a run of ours that a corrected form measures
-    pairs      two files of base64 pairs, to train on and held out, as published with the Minimal Transformer
     """
 
     quick: bool = False
@@ -28,7 +27,6 @@ class Plan:
     text: str | None = None
     tokenizer: str | None = None
     run: str | None = None
-    pairs: tuple[str, str] | None = None
 
     @property
     def each_seed(self) -> range:

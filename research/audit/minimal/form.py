@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 
 import torch
 from torch import Tensor, nn
 
 from glissando.data.base import IGNORED
-from glissando.data.pairs import PairFile, read_pairs, shift
+from glissando.data.pairs import read_pairs, shift
 from glissando.model import LanguageModel
 from research.audit.claim import Finding, Plan
 from research.audit.minimal.training import encode, pairs_of, rows_of
@@ -112,14 +113,13 @@ def _shares(loss: Callable[[], Tensor], model: nn.Module, ids: Tensor) -> Findin
 # ---------------------------------------------------------------------- the sample pairs
 
 STATED_PAIRS = (450, 75)
-_NEEDS = "the published sample files: --pairs pairs_train.b64 pairs_valid.b64"
+#: the published sample files, to train on and held out
+PAIRS = tuple(Path(__file__).parents[2] / "published" / "pairs" / name for name in ("train.b64", "valid.b64"))
 
 
 def pairs_as_published(plan: Plan) -> Finding:
     """The lines of the sample files."""
-    if plan.pairs is None:
-        return Finding("not measured", needs=_NEEDS)
-    lines = [found.lines for found in _files(plan)]
+    lines = [read_pairs(path).lines for path in PAIRS]
     said = f"{lines[0]} lines to train on and {lines[1]} to validate"
     checks = {
         f"about {stated} {what} (a fifth more or less)": abs(count - stated) <= stated / 5
@@ -130,9 +130,7 @@ def pairs_as_published(plan: Plan) -> Finding:
 
 def pairs_corrected(plan: Plan) -> Finding:
     """The lines that are pairs, and those whose output is their input with every character moved by one."""
-    if plan.pairs is None:
-        return Finding("not measured", needs=_NEEDS)
-    found = _files(plan)
+    found = [read_pairs(path) for path in PAIRS]
     pairs = [len(file.pairs) for file in found]
     true = [sum(shift(pair.input) == pair.output for pair in file.pairs) for file in found]
     said = (
@@ -145,8 +143,3 @@ def pairs_corrected(plan: Plan) -> Finding:
     }
     figures = {"lines": [file.lines for file in found], "pairs": pairs, "rule": true}
     return Finding(said, figures, checks)
-
-
-def _files(plan: Plan) -> list[PairFile]:
-    assert plan.pairs is not None
-    return [read_pairs(path) for path in plan.pairs]
