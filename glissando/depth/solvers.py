@@ -71,8 +71,8 @@ def tableau_of(method: str) -> Tableau:
     if method not in TABLEAUS:
         error = unknown_name("depth.method", method, TABLEAUS)
         raise UnknownNameError(
-            f"{error} A solver that adapts its steps, such as dopri5, follows an error over all tokens, and a later token "
-            "would change an earlier one; rk4 with more depth.n_steps is as exact"
+            f"{error} A solver that adapts its steps, such as dopri5, follows an error over all tokens, and a later "
+            "token would change an earlier one; rk4 with more depth.n_steps is as exact"
         )
     return TABLEAUS[method]
 
