@@ -37,7 +37,7 @@ ACROSS, ENLARGED = 256, 3
 
 
 def matrices(model: LanguageModel) -> list[tuple[str, str, Tensor]]:
-    """Each module's parameters as one matrix, a row for each input and one for the bias, with its layer and its title."""
+    """Each module's parameters as one matrix, a row for each input and one for the bias, with layer and title."""
     titled = []
     for name, module in model.named_modules():
         parameters = [p.detach().cpu().double() for _, p in module.named_parameters(recurse=False)]
