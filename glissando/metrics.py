@@ -109,6 +109,12 @@ def summary_lines(summary: Mapping[str, Any], best_path: str, beside: str = "") 
     ended = best["step"] == last["step"]
     where = "the end" if ended else f"step {best['step']} of {summary['steps']}"
     lines.append(f"held out: {figures} at {where}, the best validation{beside}; {best_path}")
+    if (stride := summary["valid_stride"]) > 1:
+        lines.append(
+            f"to save time, one of {stride} held-out batches was scored: `glissando evaluate` scores all of them"
+        )
+    if ended and summary["finished"]:
+        lines.append("still falling at the end: a longer training gives a better model")
     if not ended:
         worse = last["loss"] - best["loss"]
         lines.append(

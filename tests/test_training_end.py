@@ -17,6 +17,7 @@ import glissando
 from glissando.cli import main
 from glissando.data.corpora import build_corpus
 from glissando.errors import ConfigError, Stopped
+from glissando.metrics import summary_lines
 from glissando.runs import Run
 from glissando.stages import train_stages
 from glissando.training.fit import resume, train
@@ -139,6 +140,15 @@ def test_the_end_says_where_the_best_stopping_point_was(tmp_path, capsys, rate, 
     recorded = capsys.readouterr().err
     assert where in recorded
     assert f"{tmp_path / 'run' / 'checkpoints' / 'best'}" in recorded
+    assert ("a longer training gives a better model" in recorded) == (rate == 0.01)
+    assert "scores all of them" not in recorded
+
+
+def test_the_end_says_that_a_part_of_what_is_held_out_was_scored(rising):
+    ended = summary(rising)
+    assert ended["valid_stride"] == 1
+    lines = summary_lines(ended | {"valid_stride": 3}, "best")
+    assert "one of 3 held-out batches was scored: `glissando evaluate` scores all of them" in "\n".join(lines)
 
 
 # ---------------------------------------------------------------------- until Ctrl-C, and epochs

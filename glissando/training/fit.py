@@ -198,6 +198,7 @@ def _finish(loop: Loop, nothing_done: bool, name: str) -> list[str]:
         "finished": finished,
         "learning_rate_scale": rate / t.optimizer.learning_rate,
         "weights": "latest" if best is None else BEST,
+        "valid_stride": max(1, state.valid_stride),
         **task.summary(run, state.best_step),
     }  # fmt: skip
     if finished:
