@@ -43,14 +43,14 @@ Small sequence models in continuous time and continuous depth: train, generate, 
 commands:
 {commands}
 
-`glissando COMMAND --help` shows a command's options and an example. A first run:
-  glissando train --preset transformer-nano --data.tokenizer bpe --training.seconds 120 --out runs/first
-  glissando generate runs/first --prompt "Once upon a time"
+`glissando COMMAND --help` shows a command's options and an example. A model of your own text:
+  glissando train --data.path book.txt --training.seconds 600 --out runs/book
+  glissando generate runs/book --prompt "Once upon a time"
 """
 
 
 def usage() -> str:
-    abouts = COMMANDS | {name: f"({point.value})" for name, point in installed().items()}
+    abouts = COMMANDS | {name: f"from {point.module.rpartition('.')[0]}" for name, point in installed().items()}
     return _USAGE.format(commands="\n".join(f"  {name:10} {about}" for name, about in abouts.items()))
 
 
