@@ -12,9 +12,6 @@ from glissando.decoding.kernels import (
     complex_norm,
     embed,
     layer_norm,
-    linear,
-    linear_bfloat16,
-    linear_int8,
     mean_update,
     rms_norm,
     rope_table,
@@ -23,6 +20,7 @@ from glissando.decoding.kernels import (
     silu_product,
 )
 from glissando.decoding.nearness import bounded_energy, nearness
+from glissando.decoding.products import SUMS, linear
 from glissando.decoding.program import Op
 from glissando.kernels.compiled import kernel
 from glissando.kernels.scan_numba import forward_pairs as scan_pairs
@@ -47,18 +45,18 @@ def run(  # noqa: C901 - one branch for each instruction
     slots (B, S capacity) float32 and exact_slots (B, D capacity) float64: caches of `capacity` slots
     filled (B,): tokens that each text has read; ids (B length,); control (B, C) float32
     """
-    scores = np.empty(capacity + 1, np.float32)
+    scores, sums = np.empty(capacity + 1, np.float32), np.empty(SUMS, np.float32)
     begin, end = first * length, last * length
     for step in range(len(code)):
         c = code[step]
         op = c[0]
         if op == Op.LINEAR:
             if c[7] == 0:
-                linear(w, regs, c[5], c[3], c[4], c[1], c[2], c[6], begin, end)
+                linear(w, w, regs, c[5], -1, c[3], c[4], c[1], c[2], c[6], begin, end, sums)
             elif c[7] == 1:
-                linear_bfloat16(halves, w, regs, c[5], c[3], c[4], c[1], c[2], c[6], begin, end)
+                linear(halves, w, regs, c[5], -1, c[3], c[4], c[1], c[2], c[6], begin, end, sums)
             else:
-                linear_int8(bytes_, w, regs, c[5], c[8], c[3], c[4], c[1], c[2], c[6], begin, end)
+                linear(bytes_, w, regs, c[5], c[8], c[3], c[4], c[1], c[2], c[6], begin, end, sums)
             continue
         for token in range(begin, end):
             r, row = regs[token], token // length
@@ -71,6 +69,10 @@ def run(  # noqa: C901 - one branch for each instruction
                 a, b, out, scale = r[c[1] :], r[c[2] :], r[c[3] : c[3] + c[4]], np.float32(numbers[c[5]])
                 for i in range(c[4]):
                     out[i] = a[i] + scale * b[i]
+            elif op == Op.SCALED:
+                x, out, scale = r[c[1] :], r[c[2] : c[2] + c[3]], np.float32(numbers[c[4]])
+                for i in range(c[3]):
+                    out[i] = scale * x[i]
             elif op == Op.ADD_WEIGHTS:
                 a, b, out = r[c[1] :], w[c[2] :], r[c[3] : c[3] + c[4]]
                 for i in range(c[4]):
@@ -115,7 +117,7 @@ def run(  # noqa: C901 - one branch for each instruction
             elif op == Op.ROTATE:
                 rotate(r[c[1] :], r[c[2] :], c[3], c[4], np.float32(c[5]))
             elif op == Op.EMBED:
-                embed(w, halves, bytes_, c[4], c[3], c[5], c[2], ids[token], r[c[1] : c[1] + c[2]])
+                embed(w, halves, bytes_, c[4], c[3], c[5], c[6], c[2], ids[token], r[c[1] : c[1] + c[2]])
             elif op == Op.POSITION:
                 out, table = r[c[1] : c[1] + c[2]], w[c[3] + now * c[2] :]
                 for i in range(c[2]):

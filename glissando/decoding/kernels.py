@@ -7,137 +7,31 @@ begins.
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import numpy as np
-from numba.extending import register_jitable
 
+from glissando.decoding.products import first_of, from_bfloat16
 from glissando.kernels.compiled import kernel
 from glissando.kernels.exponentials import expm1, sigmoid
 
 _ZERO, _HALF, _ONE, _TWO = (np.float32(x) for x in (0, 0.5, 1, 2))
 
 
-@register_jitable
-def from_bfloat16(bits: Any) -> Any:
-    return np.uint32(np.uint32(bits) << np.uint32(16)).view(np.float32)
-
-
 @kernel
-def linear(weights, regs, at, n_in, n_out, src, dst, bias, first, last):
-    """regs[:, dst:] = W regs[:, src:], W (n_out, n_in) from `at` on in `weights`; plus a bias vector if bias >= 0.
-
-    Four outputs of two rows at a time: an input is read once for four outputs, a weight once for two rows, and each of
-    the eight sums has a register. A last row without a second is its own second, so that its sums are rounded as in a
-    batch.
-    """
-    whole = n_out - n_out % 4
-    for o in range(0, whole, 4):
-        w0 = weights[at + o * n_in : at + (o + 1) * n_in]
-        w1 = weights[at + (o + 1) * n_in : at + (o + 2) * n_in]
-        w2 = weights[at + (o + 2) * n_in : at + (o + 3) * n_in]
-        w3 = weights[at + (o + 3) * n_in : at + (o + 4) * n_in]
-        for row in range(first, last, 2):
-            second = min(row + 1, last - 1)
-            x, z = regs[row, src : src + n_in], regs[second, src : src + n_in]
-            s0 = s1 = s2 = s3 = t0 = t1 = t2 = t3 = np.float32(0)
-            for i in range(n_in):
-                s0 += w0[i] * x[i]
-                s1 += w1[i] * x[i]
-                s2 += w2[i] * x[i]
-                s3 += w3[i] * x[i]
-                t0 += w0[i] * z[i]
-                t1 += w1[i] * z[i]
-                t2 += w2[i] * z[i]
-                t3 += w3[i] * z[i]
-            y, v = regs[row, dst + o : dst + o + 4], regs[second, dst + o : dst + o + 4]
-            y[0], y[1], y[2], y[3] = s0, s1, s2, s3
-            v[0], v[1], v[2], v[3] = t0, t1, t2, t3
-    for o in range(whole, n_out):
-        w0 = weights[at + o * n_in : at + (o + 1) * n_in]
-        for row in range(first, last):
-            x = regs[row, src : src + n_in]
-            s0 = np.float32(0)
-            for i in range(n_in):
-                s0 += w0[i] * x[i]
-            regs[row, dst + o] = s0
-    if bias >= 0:
-        for row in range(first, last):
-            for o in range(n_out):
-                regs[row, dst + o] += weights[bias + o]
-
-
-@kernel
-def linear_bfloat16(halves, weights, regs, at, n_in, n_out, src, dst, bias, first, last):
-    """As `linear`, W from `at` on in `halves`, bfloat16 numbers as uint16."""
-    whole = n_out - n_out % 2
-    for o in range(0, whole, 2):
-        w0 = halves[at + o * n_in : at + (o + 1) * n_in]
-        w1 = halves[at + (o + 1) * n_in : at + (o + 2) * n_in]
-        for row in range(first, last):
-            x = regs[row, src : src + n_in]
-            s0 = s1 = np.float32(0)
-            for i in range(n_in):
-                s0 += from_bfloat16(w0[i]) * x[i]
-                s1 += from_bfloat16(w1[i]) * x[i]
-            regs[row, dst + o], regs[row, dst + o + 1] = s0, s1
-    for o in range(whole, n_out):
-        w0 = halves[at + o * n_in : at + (o + 1) * n_in]
-        for row in range(first, last):
-            x = regs[row, src : src + n_in]
-            s0 = np.float32(0)
-            for i in range(n_in):
-                s0 += from_bfloat16(w0[i]) * x[i]
-            regs[row, dst + o] = s0
-    if bias >= 0:
-        for row in range(first, last):
-            for o in range(n_out):
-                regs[row, dst + o] += weights[bias + o]
-
-
-@kernel
-def linear_int8(bytes_, weights, regs, at, scales, n_in, n_out, src, dst, bias, first, last):
-    """As `linear`, W = scale_o * (from `at` on in `bytes_`), the scales (n_out,) in `weights`."""
-    whole = n_out - n_out % 2
-    for o in range(0, whole, 2):
-        w0 = bytes_[at + o * n_in : at + (o + 1) * n_in]
-        w1 = bytes_[at + (o + 1) * n_in : at + (o + 2) * n_in]
-        for row in range(first, last):
-            x = regs[row, src : src + n_in]
-            s0 = s1 = np.float32(0)
-            for i in range(n_in):
-                s0 += np.float32(w0[i]) * x[i]
-                s1 += np.float32(w1[i]) * x[i]
-            regs[row, dst + o] = s0 * weights[scales + o]
-            regs[row, dst + o + 1] = s1 * weights[scales + o + 1]
-    for o in range(whole, n_out):
-        w0 = bytes_[at + o * n_in : at + (o + 1) * n_in]
-        for row in range(first, last):
-            x = regs[row, src : src + n_in]
-            s0 = np.float32(0)
-            for i in range(n_in):
-                s0 += np.float32(w0[i]) * x[i]
-            regs[row, dst + o] = s0 * weights[scales + o]
-    if bias >= 0:
-        for row in range(first, last):
-            for o in range(n_out):
-                regs[row, dst + o] += weights[bias + o]
-
-
-@kernel
-def embed(weights, halves, bytes_, kind, at, scales, size, token, out):
-    """A row of a table: of float32 numbers (kind 0), bfloat16 (1) or int8 with a scale (2)."""
-    begin = at + token * size
+def embed(weights, halves, bytes_, kind, at, scales, count, size, token, out):
+    """A row of a table (count, size) by groups: of float32 numbers (kind 0), bfloat16 (1) or int8 with a scale (2)."""
+    first, width = first_of(token, size, count)
+    begin = at + first
     if kind == 0:
         for i in range(size):
-            out[i] = weights[begin + i]
+            out[i] = weights[begin + i * width]
     elif kind == 1:
         for i in range(size):
-            out[i] = from_bfloat16(halves[begin + i])
+            out[i] = from_bfloat16(halves[begin + i * width])
     else:
         scale = weights[scales + token]
         for i in range(size):
-            out[i] = scale * np.float32(bytes_[begin + i])
+            out[i] = scale * np.float32(bytes_[begin + i * width])
 
 
 @kernel

@@ -22,9 +22,9 @@ def lower(model: LanguageModel, precision: Precision = "float32", with_control: 
         raise NotCompiled(f"a {type(model).__name__}, which may compute something else than a LanguageModel")
     builder, config = Builder(precision), model.config
     size = config.hidden_size
-    x = builder.register(size)
+    x: int = builder.register(size)
     table = builder.matrix(model.embedding.weight)
-    builder.emit("EMBED", x, size, table.at, table.kind, table.scales)
+    builder.emit("EMBED", x, size, table.at, table.kind, table.scales, table.rows)
     if model.position_embedding is not None:
         builder.emit("POSITION", x, size, builder.weights(model.position_embedding.weight))
     if model.lift is not None:

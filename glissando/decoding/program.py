@@ -7,8 +7,9 @@ Operands are places: of registers (R, numbers of one row), weights (W), numbers 
     RMS_NORM       src, dst, size, gain W, eps N          LAYER_NORM  src, dst, size, gain W, bias W, eps N
     COMPLEX_NORM   src, dst, size, eps N                  ACTIVATE    src, dst, size, kind
     SILU_PRODUCT   gate, x, dst, size                     ADD_SCALED  a, b, dst, size, scale N: a + scale b
+    SCALED         x, dst, size, scale N
     ADD_WEIGHTS    a, b W, dst, size                      GATE        a, b, dst, size, share R: a + share b
-    EMBED          dst, size, table, kind, scales W       POSITION    dst, size, table W: added
+    EMBED          dst, size, table, kind, scales W, rows POSITION    dst, size, table W: added
     CONV           src, dst, size, taps, weight W, past F
     ROPE           dst (cos, sin), frequencies N, pairs   ROTATE      x, table R, heads, size, sign
     SPECTRAL       v, rate, dst, N, vectors W, h F        SCAN_PAIRS  factor W, x, dst, size, h F
@@ -31,6 +32,8 @@ import torch
 from torch import Tensor, nn
 
 from glissando.block import MLP, Block, BlockState, ComplexNorm, RMSNorm
+from glissando.decoding.products import aligned, grouped
+from glissando.decoding.registers import Register, allocated
 from glissando.depth.shortcuts import EPS
 from glissando.errors import NotCompiled, unknown_name
 from glissando.quantisation import quantised
@@ -38,8 +41,8 @@ from glissando.quantisation import quantised
 #: instructions; the interpreter has a branch for each
 Op = IntEnum(
     "Op",
-    "LINEAR RMS_NORM LAYER_NORM COMPLEX_NORM ACTIVATE SILU_PRODUCT ADD_SCALED ADD_WEIGHTS GATE EMBED POSITION CONV "
-    "ROPE ROTATE SPECTRAL SCAN_PAIRS LIQUID DELTA ATTENTION NEARNESS BOUNDED_ENERGY MEAN COPY_CONTROL",
+    "LINEAR RMS_NORM LAYER_NORM COMPLEX_NORM ACTIVATE SILU_PRODUCT ADD_SCALED SCALED ADD_WEIGHTS GATE EMBED POSITION "
+    "CONV ROPE ROTATE SPECTRAL SCAN_PAIRS LIQUID DELTA ATTENTION NEARNESS BOUNDED_ENERGY MEAN COPY_CONTROL",
     start=0,
 )
 
@@ -50,6 +53,9 @@ ACTIVATIONS = {"relu": 0, "relu2": 1, "gelu": 2, "tanh": 3, "sigmoid": 4}
 
 Precision = Literal["float32", "bf16", "int8"]
 PRECISIONS: dict[str, int] = {"float32": 0, "bf16": 1, "int8": 2}
+_STORED: tuple[Any, ...] = (np.float32, np.uint16, np.int8)
+#: a matrix begins at a multiple of so many numbers: where a cache line does
+_LINE = 64
 
 
 class Slot(NamedTuple):
@@ -111,8 +117,9 @@ class Builder:
         if precision not in PRECISIONS:
             raise unknown_name("precision of weights", precision, PRECISIONS)
         self.kind = PRECISIONS[precision]
-        self.registers = self.fixed = self.exact = self.slots = self.exact_slots = 0
+        self.fixed = self.exact = self.slots = self.exact_slots = 0
         self._code: list[list[int]] = []
+        self._sizes: list[int] = []  # of each vector in registers
         self._numbers: list[float] = []
         self._weights: list[Any] = []
         self._matrices: tuple[list[Any], list[Any]] = ([], [])
@@ -122,9 +129,11 @@ class Builder:
 
     # ------------------------------------------------------------------ places
 
-    def register(self, size: int) -> int:
-        self.registers += size
-        return self.registers - size
+    def register(self, size: int) -> Register:
+        """A vector's place while the program is written: `finish` lays those one over the other that are not needed at
+        the same time. What an instruction reads, one before it has written."""
+        self._sizes.append(size)
+        return Register(0, len(self._sizes) - 1)
 
     def number(self, *values: float) -> int:
         self._numbers += [float(value) for value in values]
@@ -145,21 +154,29 @@ class Builder:
         if id(weight) in self._placed:
             return self._placed[id(weight)][1]
         values, scales = weight.detach().to(torch.float32).cpu(), -1
-        begin = self._at[kind]
         if kind == 0:
-            begin = self.weights(values)
+            self._aligned(0, self._weights)
+            begin = self.weights(torch.from_numpy(grouped(values.numpy())))
         else:
+            begin = self._aligned(kind, self._matrices[kind - 1])
             if kind == 1:
                 stored = values.to(torch.bfloat16).view(torch.int16).numpy().view(np.uint16)
             else:
                 numbers, scale = quantised(values)
                 scales, stored = self.weights(scale), numbers.numpy()
-            self._matrices[kind - 1].append(stored.reshape(-1))
-            self._at[kind] += stored.size
+            self._matrices[kind - 1].append(grouped(stored))
+            self._at[kind] += len(self._matrices[kind - 1][-1])
         rows, columns = values.shape
         found = Matrix(begin, rows, columns, kind, scales)
         self._placed[id(weight)] = weight, found  # kept, so that no other tensor gets its id
         return found
+
+    def _aligned(self, kind: int, parts: list[Any]) -> int:
+        """Where the next matrix of a kind begins."""
+        spare = -self._at[kind] % _LINE
+        parts.append(np.zeros(spare, _STORED[kind]))
+        self._at[kind] += spare
+        return self._at[kind]
 
     def keep_fixed(self, *shape: int) -> Slot:
         self.fixed += int(np.prod(shape))
@@ -182,7 +199,7 @@ class Builder:
 
     def emit(self, op: str, *operands: int) -> None:
         """An instruction by its name, with the operands that the module documents."""
-        self._code.append([Op[op], *(int(x) for x in operands), *[0] * (_WIDTH - 1 - len(operands))])
+        self._code.append([Op[op], *operands, *[0] * (_WIDTH - 1 - len(operands))])
 
     def linear(self, weight: Tensor, bias: Tensor | None, src: int, dst: int | None = None, whole: bool = False) -> int:
         """W x + bias, in registers of its own where `dst` is None."""
@@ -199,8 +216,9 @@ class Builder:
         return dst
 
     def scaled(self, x: int, size: int, scale: float) -> int:
-        zeros = self.register(size)  # nothing is ever written there
-        return self.add(zeros, x, size, scale)
+        dst = self.register(size)
+        self.emit("SCALED", x, dst, size, self.number(scale))
+        return dst
 
     def activate(self, kind: str, src: int, size: int) -> int:
         dst = self.register(size)
@@ -313,14 +331,17 @@ class Builder:
         return dst
 
     def finish(self, logits: int, state: Any) -> Program:
-        def joined(parts: Sequence[Any], dtype: Any) -> Any:
-            return np.concatenate([*parts, np.zeros(1, dtype)]).astype(dtype, copy=False)
+        def joined(kind: int, parts: Sequence[Any]) -> Any:
+            whole = aligned(sum(map(len, parts)) + 1, _STORED[kind])
+            return np.concatenate([*parts, np.zeros(1, _STORED[kind])], out=whole)
 
+        assert isinstance(logits, Register)
+        code, result, registers = allocated(self._code, self._sizes, logits)
         return Program(
-            np.array(self._code, np.int64),
+            np.array(code, np.int64),
             np.array([*self._numbers, 0.0]),
-            joined(self._weights, np.float32),
-            joined(self._matrices[0], np.uint16),
-            joined(self._matrices[1], np.int8),
-            self.registers, self.fixed, self.exact, self.slots, self.exact_slots, logits, state,
+            joined(0, self._weights),
+            joined(1, self._matrices[0]),
+            joined(2, self._matrices[1]),
+            registers, self.fixed, self.exact, self.slots, self.exact_slots, int(result), state,
         )  # fmt: skip

@@ -1,0 +1,187 @@
+"""Products of a matrix with the vectors of many rows: each output is one sum, in the order of its inputs, whatever else
+is computed beside it, so that a row's numbers do not depend on the rows or the tokens of the same call.
+
+A matrix (out, in) is stored by groups of 64 outputs, (in, 64) each, one behind the other; the outputs that are left, by
+groups of 16, the last one filled up with zeros. The sums of a group and of several rows are in registers of the
+processor at once: an input is read once for the group, a weight once for the rows.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import numpy as np
+from llvmlite import binding, ir
+from numba import types
+from numba.core import cgutils
+from numba.extending import intrinsic, overload, register_jitable
+
+from glissando.kernels.compiled import kernel
+
+LANES, GROUP = 16, 64
+
+
+def _is_wide() -> bool:
+    try:
+        return bool(binding.get_host_cpu_features().get("avx512f"))
+    except RuntimeError:  # LLVM cannot ask every processor
+        return False
+
+
+#: rows whose sums are computed at once, and vectors of 16 outputs of each; a processor without AVX-512 has half the
+#: registers, of half the size
+_ROWS, _VECTORS = (4, 4) if _is_wide() else (4, 1)
+_ALONE = GROUP // LANES
+#: numbers that the sums of such a block take
+SUMS = LANES * max(_ALONE, _ROWS * _VECTORS)
+
+_FLOATS, _INT = ir.VectorType(ir.FloatType(), LANES), ir.IntType(32)
+
+
+def grouped(matrix: Any) -> Any:
+    """A matrix (out, in) by groups, flat."""
+    count, size = matrix.shape
+    whole = count - count % GROUP
+    rest = np.zeros((-(-(count - whole) // LANES) * LANES, size), matrix.dtype)
+    rest[: count - whole] = matrix[whole:]
+    parts = [part.reshape(-1, n, size).swapaxes(1, 2) for part, n in ((matrix[:whole], GROUP), (rest, LANES))]
+    return np.concatenate([part.reshape(-1) for part in parts])
+
+
+def aligned(size: int, dtype: Any) -> Any:
+    """Zeros that begin where a cache line does."""
+    count = size * np.dtype(dtype).itemsize
+    memory = np.zeros(count + 64, np.uint8)
+    return memory[-memory.ctypes.data % 64 :][:count].view(dtype)
+
+
+@register_jitable
+def first_of(output, n_in, n_out):
+    """Where the weights of an output begin, and how far apart those of its inputs are."""
+    width = GROUP if output < n_out - n_out % GROUP else LANES
+    return (output - output % width) * n_in + output % width, width
+
+
+@register_jitable
+def from_bfloat16(bits: Any) -> Any:
+    return np.uint32(np.uint32(bits) << np.uint32(16)).view(np.float32)
+
+
+def _widened(builder: Any, numbers: Any, kind: types.Type) -> Any:
+    """16 numbers of a stored kind as float32: float32, bfloat16 as uint16, int8."""
+    if kind == types.float32:
+        return numbers
+    if kind == types.int8:
+        return builder.sitofp(numbers, _FLOATS)
+    bits = builder.zext(numbers, ir.VectorType(_INT, LANES))
+    return builder.bitcast(builder.shl(bits, ir.Constant(bits.type, [16] * LANES)), _FLOATS)
+
+
+def _sums_code(rows: int, vectors: int, context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+    """LLVM's instructions for `sums` of `_block`: a product and a sum of all outputs of an input at a time."""
+    weights, at, width, n_in, regs, src, row, last, out = arguments
+    kind, of_regs, of_out = (signature.args[i] for i in (0, 4, 8))
+    weights, regs, out = (
+        context.make_array(t)(context, builder, x) for t, x in ((kind, weights), (of_regs, regs), (of_out, out))
+    )
+    number = context.get_data_type(kind.dtype)
+    length, end = builder.extract_value(regs.shape, 1), builder.sub(last, last.type(1))
+    inputs = []
+    for r in range(rows):
+        index = builder.add(row, row.type(r))
+        index = builder.select(builder.icmp_signed("<", index, end), index, end)
+        inputs.append(builder.gep(regs.data, [builder.add(builder.mul(index, length), src)]))
+    totals = {(r, v): cgutils.alloca_once(builder, _FLOATS) for r in range(rows) for v in range(vectors)}
+    for total in totals.values():
+        builder.store(ir.Constant(_FLOATS, [0.0] * LANES), total)
+    operation = ir.FunctionType(_FLOATS, [_FLOATS] * 3)
+    add_product = cgutils.get_or_insert_function(builder.module, operation, f"llvm.fmuladd.v{LANES}f32")
+    with cgutils.for_range(builder, n_in) as loop:
+        begin, columns = builder.add(at, builder.mul(loop.index, width)), []
+        for v in range(vectors):
+            place = builder.gep(weights.data, [builder.add(begin, begin.type(v * LANES))])
+            place = builder.bitcast(place, ir.VectorType(number, LANES).as_pointer())
+            stored = builder.load(place, align=number.get_abi_size(context.target_data))
+            columns.append(_widened(builder, stored, kind.dtype))
+        for r, x in enumerate(inputs):
+            entry = builder.load(builder.gep(x, [loop.index]))
+            first = builder.insert_element(ir.Constant(_FLOATS, ir.Undefined), entry, _INT(0))
+            entries = builder.shuffle_vector(first, first, ir.Constant(ir.VectorType(_INT, LANES), [0] * LANES))
+            for v, column in enumerate(columns):
+                total = builder.load(totals[r, v])
+                builder.store(builder.call(add_product, [column, entries, total]), totals[r, v])
+    for n, total in enumerate(totals.values()):
+        place = builder.bitcast(builder.gep(out.data, [at.type(n * LANES)]), _FLOATS.as_pointer())
+        builder.store(builder.load(total), place, align=4)
+    return context.get_dummy_value()
+
+
+def _block(rows: int, vectors: int) -> Any:
+    """The function that computes the sums of so many rows and vectors of 16 outputs."""
+
+    def sums(weights: Any, at: int, width: int, n_in: int, regs: Any, src: int, row: int, last: int, out: Any) -> None:
+        """out (rows, vectors, 16), flat, of the rows from `row` on, where the last one stands for those behind it;
+        an input's weights begin at `at`, the next one's `width` further."""
+        w = np.stack([weights[at + i * width :][: vectors * LANES] for i in range(n_in)])
+        w = (w.astype(np.uint32) << 16).view(np.float32) if w.dtype == np.uint16 else w.astype(np.float32)
+        x = regs[np.minimum(np.arange(row, row + rows), last - 1), src : src + n_in]
+        out[: rows * vectors * LANES] = (x @ w).reshape(-1)
+
+    def typed(typing, weights, at, width, n_in, regs, src, row, last, out):
+        whole = types.int64
+        signature = types.void(weights, whole, whole, whole, regs, whole, whole, whole, out)
+        return signature, partial(_sums_code, rows, vectors)
+
+    compiled: Any = intrinsic(typed)
+
+    @overload(sums)
+    def _(weights, at, width, n_in, regs, src, row, last, out):
+        return lambda weights, at, width, n_in, regs, src, row, last, out: compiled(
+            weights, at, width, n_in, regs, src, row, last, out
+        )
+
+    return sums
+
+
+_alone, _alone_rest, _rows, _rows_rest = (
+    _block(1, _ALONE), _block(1, 1), _block(_ROWS, _VECTORS), _block(_ROWS, 1)
+)  # fmt: skip
+
+
+@kernel
+def linear(stored, weights, regs, at, scales, n_in, n_out, src, dst, bias, first, last, out):
+    """regs[:, dst:] = W regs[:, src:] for the rows from `first` to `last`, W (n_out, n_in) by groups from `at` on in
+    `stored`: float32, bfloat16 as uint16, or int8.
+
+    scales, bias  where scales of the outputs, and what is added to them, are in `weights`; -1 for none
+    out           (SUMS,) float32
+    """
+    alone, begin = last - first == 1, 0
+    most, at_once = (_ALONE, 1) if alone else (_VECTORS, _ROWS)
+    while begin < n_out:
+        place, width = first_of(begin, n_in, n_out)
+        place, vectors = at + place, most if width == GROUP else 1
+        size = min(n_out - begin, vectors * LANES)
+        for row in range(first, last, at_once):
+            if alone and width == GROUP:
+                _alone(stored, place, width, n_in, regs, src, row, last, out)
+            elif alone:
+                _alone_rest(stored, place, width, n_in, regs, src, row, last, out)
+            elif width == GROUP:
+                _rows(stored, place, width, n_in, regs, src, row, last, out)
+            else:
+                _rows_rest(stored, place, width, n_in, regs, src, row, last, out)
+            for r in range(row, min(row + at_once, last)):
+                sums, y = out[(r - row) * vectors * LANES :], regs[r, dst + begin : dst + begin + size]
+                for o in range(size):
+                    y[o] = sums[o]
+                if scales >= 0:
+                    factors = weights[scales + begin : scales + begin + size]
+                    for o in range(size):
+                        y[o] *= factors[o]
+                if bias >= 0:
+                    added = weights[bias + begin : bias + begin + size]
+                    for o in range(size):
+                        y[o] += added[o]
+        begin += vectors * LANES
