@@ -2,7 +2,7 @@
 
 glibc asks the system for every block above 32 MiB and returns it when it is freed. The system clears each page when it
 is touched again, which for the activations of a long sequence costs more than computing them: the Continuous
-Transformer at its published size and T = 8192 trains 3 to 4 times as fast without that (docs/experiments.md).
+Transformer at its published size and T = 8192 trains 3 to 4 times as fast without that (log/2026-11.md).
 """
 
 from __future__ import annotations

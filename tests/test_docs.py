@@ -22,6 +22,7 @@ PAGES = [
     ROOT / "README.md",
     ROOT / "CONTRIBUTING.md",
     ROOT / "research" / "README.md",
+    *sorted((ROOT / "log").glob("*.md")),
     *sorted((ROOT / "docs").rglob("*.md")),
 ]
 LINK = re.compile(r"!?\[[^\]]*\]\(([^)\s]+)\)")

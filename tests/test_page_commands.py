@@ -16,7 +16,7 @@ from glissando.cli import main as glissando
 
 ROOT = Path(__file__).parent.parent
 #: dated records, whose commands belong to the commits that they name, and the page that test_troubleshooting.py runs
-OTHERS = {"experiments.md", "audit.md", "troubleshooting.md"}
+OTHERS = {"audit.md", "troubleshooting.md"}
 GUIDES = [ROOT / "README.md", *(page for page in sorted((ROOT / "docs").glob("*.md")) if page.name not in OTHERS)]
 PAGES = [
     *GUIDES,

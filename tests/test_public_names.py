@@ -14,8 +14,7 @@ import pytest
 import glissando
 
 ROOT = Path(__file__).parent.parent
-#: without the log of experiments, which names what stood then
-PAGES = [path for path in sorted((ROOT / "docs").glob("*.md")) if path.name != "experiments.md"]
+PAGES = sorted((ROOT / "docs").glob("*.md"))
 DOCUMENTS = "".join(path.read_text() for path in (ROOT / "README.md", *PAGES))
 NAMES = [name for name in glissando.__all__ if name != "__version__"]
 

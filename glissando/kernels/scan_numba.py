@@ -2,7 +2,7 @@
 
 What bounds it is memory traffic: a row of features is read, combined with the state, which stays in the first-level
 cache, and written, at about the speed of a copy. Hence whole rows and never strided blocks of features (twice as slow
-on the machine of docs/experiments.md), and threads over the batch only where the work is large.
+on the machine of log/2026-11.md), and threads over the batch only where the work is large.
 
 Complex numbers are read as interleaved pairs of reals; Numba's complex type is not vectorised.
 """

@@ -25,7 +25,7 @@ from glissando.precision import without_autocast
 
 Backend = Literal["auto", "fast", "triton", "reference"]
 
-#: below this many visible keys a head the direct form is faster, on the machine of docs/experiments.md
+#: below this many visible keys a head the direct form is faster, on the machine of log/2026-11.md
 _CROSSOVER = 64
 
 #: values that the Triton kernel takes
