@@ -10,7 +10,7 @@ import inspect
 import random
 import tempfile
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, ClassVar, Self
@@ -109,12 +109,12 @@ class Estimator(ABC):
     def _set(self, run: Any) -> None:
         self.run_ = run
 
-    def _train(self, task: Callable[[Any], Any], more: Mapping[str, Any]) -> Any:
+    def _train(self, more: Mapping[str, Any], *sources: Any) -> Any:
         """The run of a training, in a directory that lasts as long.
 
         Args:
-            task: The task of a configuration.
             more: Options of the configuration, before the user's own.
+            *sources: Frames, or files, in the place of those that the configuration names.
         """
         opened, config, _ = self._classes()
         given = {name: getattr(self, name) for name in self._data if getattr(self, name, None) is not None}
@@ -124,7 +124,7 @@ class Estimator(ABC):
             """A run whose table is the frame."""
 
             def task(self, resumed: Run | None = None) -> Any:
-                return task(self)
+                return self.task_of(*sources)
 
         values = merge(config, load_preset(self.preset, self._kind), last, more, self.options or {})
         with tempfile.TemporaryDirectory() as folder, _generators_kept():

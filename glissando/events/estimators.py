@@ -9,7 +9,7 @@ from glissando.estimator import Estimator, typed
 from glissando.events.answers import predicted
 from glissando.events.forecast import predict, sample
 from glissando.events.model import EventConfig
-from glissando.events.task import EventRun, EventsRunConfig, EventsTask, prepare
+from glissando.events.task import EventRun, EventsRunConfig
 
 
 class EventForecaster(Estimator):
@@ -72,13 +72,7 @@ class EventForecaster(Estimator):
 
     def fit(self, frame: Any, y: None = None, facts: Any = None, values: Any = None) -> Self:
         """Train on a log; a part of it is held out, by which the best weights are chosen."""
-
-        def task(config: EventsRunConfig) -> EventsTask:
-            prepared = prepare(config.data, config.encoding, frame, facts, values)
-            config.encoding = prepared.encoding
-            return EventsTask(config, prepared)
-
-        self._set(self._train(task, {} if self.head is None else {"model": {"head": self.head}}))
+        self._set(self._train({} if self.head is None else {"model": {"head": self.head}}, frame, facts, values))
         return self
 
     def predict(

@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, Any, ClassVar, NamedTuple
 
-import numpy as np
 import torch
-from pydantic import Field
 
-from glissando.config import options, recorded, to_dict
-from glissando.data.base import WHOLE, Shard, Split
-from glissando.errors import ConfigError, DivergenceError
+from glissando.config import options, recorded
 from glissando.events.batches import After, Batch, Scales, Steps, Targets, Windows, scales
 from glissando.events.log import EventEncoding, EventLog, parts
 from glissando.events.model import EventConfig, EventModel, Likelihood
@@ -22,34 +17,22 @@ from glissando.events.reading import read_events
 from glissando.runs import Run
 from glissando.series.history import Past
 from glissando.tables import TableRun
-from glissando.training.config import TrainingConfig
-from glissando.training.table import TableRunConfig, epoch_batches, table_batches
-from glissando.training.task import Loss, Task
+from glissando.training.table import TableRunConfig, TableTask, with_sizes
+from glissando.training.task import Loss
 
 
 @options
 class EventsRunConfig(TableRunConfig):
-    """All of a run of events: what config.yaml holds, resolved.
-
-    model     options of EventConfig; sizes follow from the table
-    encoding  what the table's columns mean
-    imports   the Python files that registered what the run is made of (--import on the command line)
-    """
+    """All of a run of events."""
 
     data: EventsData
-    preset: str | None = None
     model: Annotated[dict[str, Any], EventConfig] = field(default_factory=dict)
-    training: TrainingConfig = field(default_factory=TrainingConfig)
     encoding: EventEncoding | None = recorded(default=None)
-    imports: list[Annotated[str, Field(strict=True)]] = field(default_factory=list)
 
     kind: ClassVar[str | None] = "events"
 
-    def task(self, resumed: Run | None = None) -> EventsTask:
-        """Read the table."""
-        prepared = prepare(self.data, self.encoding)
-        self.encoding = prepared.encoding
-        return EventsTask(self, prepared)
+    def task_of(self, *sources: Any) -> EventsTask:
+        return EventsTask(self, prepare(self.data, self.encoding, *sources))
 
 
 class Prepared(NamedTuple):
@@ -130,100 +113,46 @@ def moved(value: Any, like: torch.Tensor) -> Any:
     return None if value is None else value.to(like.device)
 
 
-class EventsTask(Task):
+class EventsTask(TableTask):
     """The negative log-likelihood of waits and kinds, over the number of events and of ends of observation."""
 
-    keeps_best = True
     columns = ("valid_time", "valid_kind")
+    _call, _model = call, EventModel
 
-    def __init__(self, config: EventsRunConfig, prepared: Prepared) -> None:
-        self.config, self.prepared, self.encoding = config, prepared, prepared.encoding
-        self.notes: Sequence[str] = prepared.lines
-        self.carries = config.training.carry > 0
-        self.nominal = max(1, prepared.train.size * prepared.train.rows)
-
-    @property
-    def epoch_rows(self) -> int:
-        return epoch_batches(self.prepared.train, self.config.training) * self.config.data.batch_size
-
-    def new_model(self, saved: bool = False) -> EventModel:
-        """With the table's sizes and scales; its options become the configuration's."""
-        model = build(self.config.model, self.prepared.encoding, self.prepared.scales)
-        self.config.model = to_dict(model.config)
-        if self.carries:
-            model.require_constant_state("training.carry")
-        if self.config.training.precision == "64-true":
-            model.double()
-        with torch.no_grad():  # what does not fit together is found before anything is made
-            call(model, self.prepared.train.batch(np.arange(1)))
-        return model
-
-    def batches(self, split: Split, step: int = 0, shard: Shard = WHOLE) -> Iterator[Batch]:
-        """Every window once an epoch, in an order that is a function of data.seed and the epoch."""
-        if split == "valid":
-            yield from self.prepared.valid.scoring()
-            return
-        yield from table_batches(self.prepared.train, self.config.training, step, shard)
+    def _built(self) -> EventModel:
+        return build(self.config.model, self.encoding, self.prepared.scales)
 
     def loss(self, model: EventModel, batch: Batch, state: Any = None, logged: bool = False) -> Loss:
         h, targets, state = features(model, batch, self.config.training.compile, state)
         found = model.log_likelihood(h, targets)
         return Loss(-(found.time.sum() + found.kind.sum()), batch.weight, state=state)
 
-    def score(self, model: EventModel, device: torch.device, stride: int = 1, shard: Shard = WHOLE) -> dict[str, float]:
-        """Every process scores all windows, which are few."""
+    @torch.no_grad()
+    def _scored(self, model: EventModel, stride: int) -> dict[str, float]:
         time, kind, weight, events = 0.0, 0.0, 0, 0
-        was = model.training
-        model.eval()
-        try:
-            with torch.no_grad():
-                for batch in self.prepared.valid.scoring(stride):
-                    found = call(model, batch)
-                    time -= float(found.time.double().sum())
-                    kind -= float(found.kind.double().sum())
-                    weight += batch.weight
-                    events += int((batch.targets.kind >= 0).sum())
-        finally:
-            model.train(was)
+        for batch in self.prepared.valid.scoring(stride):
+            found = call(model, batch)
+            time -= float(found.time.double().sum())
+            kind -= float(found.kind.double().sum())
+            weight += batch.weight
+            events += int((batch.targets.kind >= 0).sum())
         loss = (time + kind) / max(weight, 1)
-        if not math.isfinite(loss):
-            raise DivergenceError(
-                f"the held-out loss is {loss}, and the last checkpoint is kept: train again with a lower "
-                "training.optimizer.learning_rate"
-            )
         return {"valid_loss": loss, "valid_time": time / max(weight, 1), "valid_kind": kind / max(events, 1)}
 
-    def describe(self, batch: Batch) -> str:
-        found, train = self.encoding, self.prepared.train
+    def _about(self) -> str:
+        found = self.encoding
         also = {
             "kinds that are read alone": found.inputs, "marks": found.marks or found.mark_categories,
             "values": found.values, "static facts": found.static or found.static_categories,
         }  # fmt: skip
         beside = ", ".join(name for name, read in also.items() if read)
-        return (
-            f"{len(found.kinds)} kinds of events{', with ' * bool(beside)}{beside}; {len(train):,} windows of at most "
-            f"{int((train.end - train.begin).max())} steps to train, {len(self.prepared.valid):,} held out"
-        )
+        return f"{len(found.kinds)} kinds of events{', with ' * bool(beside)}{beside}"
 
-    def summary(self, run: Run, best_step: int) -> dict[str, Any]:
-        """The figures of the best validation's weights on all that is held out."""
-        path = run.best_checkpoint()
-        if path is None or best_step < 0:
-            return {"best": None}
-        model = EventModel.load(path)
-        self.best = self.score(model, torch.device("cpu"))
-        return {"best": {"step": best_step, **self.best}}
+    def _measured(self, model: EventModel, run: Run) -> dict[str, Any]:
+        return self.score(model, torch.device("cpu"))
 
-    def closing(self, summary: Mapping[str, Any], run: Run, name: str) -> list[str]:
-        best = summary["best"]
-        if best is None or not summary["finished"]:
-            return []
-        return [
-            f"held out: {-best['valid_loss']:.4f} nats of log-likelihood an event or end of observation",
-            f"{summary['steps']} steps, {summary['seconds']:.0f} s; the run's own weights are those of the best "
-            f"validation, step {best['step']}",
-            f"run: {name}   (try: glissando events evaluate {name})",
-        ]
+    def _results(self, best: Mapping[str, Any]) -> list[str]:
+        return [f"held out: {-best['valid_loss']:.4f} nats of log-likelihood an event or end of observation"]
 
 
 def build(options: Mapping[str, Any], encoding: EventEncoding, found: Scales) -> EventModel:
@@ -235,10 +164,7 @@ def build(options: Mapping[str, Any], encoding: EventEncoding, found: Scales) ->
         "values": len(encoding.values.columns) if encoding.values is not None else 0, "static": len(encoding.static),
         "static_categories": [2 + len(names) for names in encoding.static_categories.values()],
     }  # fmt: skip
-    for name, size in sizes.items():
-        if options.get(name, size) != size:
-            raise ConfigError(f"model.{name} is {options[name]}, and the table has {size}: leave it out")
-    model = EventModel.from_config({**options, **sizes})
+    model = EventModel.from_config(with_sizes(options, sizes))
     model.set_scales(**found._asdict())
     return model
 

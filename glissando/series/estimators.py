@@ -15,7 +15,7 @@ from glissando.series import tables
 from glissando.series.answers import answers
 from glissando.series.forecast import SeriesRun, predict, probabilities
 from glissando.series.model import SeriesConfig
-from glissando.series.task import SeriesRunConfig, SeriesTask, prepare, windows_of
+from glissando.series.task import SeriesRunConfig, windows_of
 
 
 class _Estimator(Estimator):
@@ -52,17 +52,6 @@ class _Estimator(Estimator):
     def _require_own(cls, run: SeriesRun, path: str | Path) -> None:
         if (run.encoding.task == "classification") != (cls._task == "classification"):
             raise ConfigError(f"{path} is a run of {run.encoding.task}, and {cls.__name__} is for {cls._task}")
-
-    def _train_on(self, frame: Any, more: Mapping[str, Any]) -> SeriesRun:
-        """Train on a frame."""
-
-        def task(config: SeriesRunConfig) -> SeriesTask:
-            prepared = prepare(config.data, config.encoding, frame)
-            config.encoding = prepared.encoding
-            return SeriesTask(config, prepared)
-
-        run: SeriesRun = self._train(task, more)
-        return run
 
 
 class Forecaster(_Estimator):
@@ -104,7 +93,7 @@ class Forecaster(_Estimator):
         """Train on a frame of pandas or polars, or a file; a part of it is held out, by which the best weights are
         chosen."""
         model = {} if self.head is None else {"model": {"head": self.head}}
-        self._set(self._train_on(frame, {"data": {"task": "forecast"}, **model}))
+        self._set(self._train({"data": {"task": "forecast"}, **model}, frame))
         return self
 
     def predict(
@@ -209,7 +198,7 @@ class Classifier(_Estimator):
             data |= _ARRAY | {"label": "series", "target": ["class"], "columns": columns}
         elif self.target is None:
             raise ConfigError("the column of classes is not named: give Classifier(target=...), or fit(X, y) an array")
-        run = self._train_on(X, {"data": data})
+        run: SeriesRun = self._train({"data": data}, X)
         self._set(run)
         if labels is not None:
             self.classes_ = np.unique(labels)

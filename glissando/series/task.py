@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import field
 from typing import Annotated, Any, ClassVar, NamedTuple
 
-import numpy as np
 import torch
 import torch.nn.functional as F
-from pydantic import Field
 
-from glissando.config import options, recorded, to_dict
-from glissando.data.base import WHOLE, Shard, Split
-from glissando.errors import ConfigError, DivergenceError
+from glissando.config import options, recorded
+from glissando.errors import ConfigError
 from glissando.runs import Run
 from glissando.series.answers import Scored, advance, answers, call, classified, measured, standard
 from glissando.series.batches import Batch, Scales, Steps, Windows, require_near, scales
@@ -27,34 +23,22 @@ from glissando.series.panel import Encoding, Panel, parts
 from glissando.series.reading import read_panel
 from glissando.series.shrinkage import shares, shrunk
 from glissando.series.tables import listed
-from glissando.training.config import TrainingConfig
-from glissando.training.table import TableRunConfig, epoch_batches, table_batches
-from glissando.training.task import Loss, Task
+from glissando.training.table import TableRunConfig, TableTask, with_sizes
+from glissando.training.task import Loss
 
 
 @options
 class SeriesRunConfig(TableRunConfig):
-    """All of a run of series: what config.yaml holds, resolved.
-
-    model     options of SeriesConfig; sizes follow from the table
-    encoding  what the table's columns mean
-    imports   the Python files that registered what the run is made of (--import on the command line)
-    """
+    """All of a run of series."""
 
     data: SeriesData
-    preset: str | None = None
     model: Annotated[dict[str, Any], SeriesConfig] = field(default_factory=dict)
-    training: TrainingConfig = field(default_factory=TrainingConfig)
     encoding: Encoding | None = recorded(default=None)
-    imports: list[Annotated[str, Field(strict=True)]] = field(default_factory=list)
 
     kind: ClassVar[str | None] = "series"
 
-    def task(self, resumed: Run | None = None) -> SeriesTask:
-        """Read the table."""
-        prepared = prepare(self.data, self.encoding)
-        self.encoding = prepared.encoding
-        return SeriesTask(self, prepared)
+    def task_of(self, *sources: Any) -> SeriesTask:
+        return SeriesTask(self, prepare(self.data, self.encoding, *sources))
 
 
 class Prepared(NamedTuple):
@@ -102,47 +86,25 @@ def windows_of(panel: Panel, data: SeriesData, encoding: Encoding, found: Scales
     return Windows.of(steps, targets, data.window, data.batch_size, data.seed, whole)
 
 
-class SeriesTask(Task):
+class SeriesTask(TableTask):
     """The head's loss in units of the target's deviation, or the cross-entropy of a class, summed over what is scored:
     of a forecast, over the observed channels of the next step and of one more."""
 
-    keeps_best = True
+    _call, _model = call, SeriesModel
 
     def __init__(self, config: SeriesRunConfig, prepared: Prepared) -> None:
-        self.config, self.prepared, self.encoding = config, prepared, prepared.encoding
-        self.notes: Sequence[str] = prepared.lines
-        self.carries = config.training.carry > 0
-        self.scores_start = self.encoding.task == "forecast"  # the anchor, to which the network may add nothing
-        train = prepared.train
-        outputs = len(self.encoding.target) * (2 if train.targets is not None else 1)
-        self.nominal = max(1, train.size * train.rows * outputs)
-        figures = ("accuracy", "log_loss") if self.encoding.classes else ("rmse", "mae")
-        self.columns = tuple(f"valid_{figure}/{target}" for target in self.encoding.target for figure in figures)
+        targets, forecasts = prepared.encoding.target, prepared.train.targets is not None
+        super().__init__(config, prepared, len(targets) * (2 if forecasts else 1))
+        self.scores_start = forecasts  # the anchor, to which the network may add nothing
+        figures = ("accuracy", "log_loss") if prepared.encoding.classes else ("rmse", "mae")
+        self.columns = tuple(f"valid_{figure}/{target}" for target in targets for figure in figures)
 
-    @property
-    def epoch_rows(self) -> int:
-        return epoch_batches(self.prepared.train, self.config.training) * self.config.data.batch_size
+    def _built(self) -> SeriesModel:
+        return build(self.config.model, self.prepared)
 
-    def new_model(self, saved: bool = False) -> SeriesModel:
-        """With the table's sizes and scales, and the anchor solved for; its options become the configuration's."""
-        model = build(self.config.model, self.prepared)
-        self.config.model = to_dict(model.config)
-        if self.carries:
-            model.require_constant_state("training.carry")
-        if self.config.training.precision == "64-true":
-            model.double()
-        if model.config.forecast and not saved:
+    def _begin(self, model: SeriesModel) -> None:
+        if model.config.forecast:
             fit_anchor(model, self.prepared.train)
-        with torch.no_grad():  # what does not fit together is found before anything is made
-            call(model, self.prepared.train.batch(np.arange(1)))
-        return model
-
-    def batches(self, split: Split, step: int = 0, shard: Shard = WHOLE) -> Iterator[Batch]:
-        """Every window once an epoch, in an order that is a function of data.seed and the epoch."""
-        if split == "valid":
-            yield from self.prepared.valid.scoring()
-            return
-        yield from table_batches(self.prepared.train, self.config.training, step, shard)
 
     def loss(self, model: SeriesModel, batch: Batch, state: Any = None, logged: bool = False) -> Loss:
         y, state = advance(model, batch, self.config.training.compile, state)
@@ -154,77 +116,49 @@ class SeriesTask(Task):
         total, count = model.distribution.loss(*standard(model, y, batch))
         return Loss(total, int(count), state=state)
 
-    def score(
-        self, model: SeriesModel, device: torch.device, stride: int = 1, shard: Shard = WHOLE
-    ) -> dict[str, float]:
-        """Every process scores all windows, which are few."""
-        figures = self._scored(model, stride)
-        if not math.isfinite(figures.loss):
-            raise DivergenceError(
-                f"the held-out loss is {figures.loss}, and the last checkpoint is kept: train again with a lower "
-                "training.optimizer.learning_rate"
-            )
-        row = {"valid_loss": figures.loss}
-        for target, by_predictor in figures.score.figures.items():
+    def _scored(self, model: SeriesModel, stride: int) -> dict[str, float]:
+        found = self._scores(model, stride)
+        row = {"valid_loss": found.loss}
+        for target, by_predictor in found.score.figures.items():
             row |= {f"valid_{figure}/{target}": value for figure, value in by_predictor["model"].items()}
         return {name: value for name, value in row.items() if name == "valid_loss" or name in self.columns}
 
-    def _scored(self, model: SeriesModel, stride: int) -> Scored:
+    def _scores(self, model: SeriesModel, stride: int) -> Scored:
         """The score of the model, of a forecast with the share of its network that is fitted here."""
-        held, was, forecasts = self.prepared.valid, model.training, model.config.forecast
-        model.eval()
-        try:
-            if self.encoding.classes:
-                return classified(model, held, self.encoding, stride)
-            if forecasts:
-                model.share.fill_(1)
-            found, _ = answers(model, held, stride)
-        finally:
-            model.train(was)
-        if forecasts and bool(found.params.isfinite().all()):
+        if self.encoding.classes:
+            return classified(model, self.prepared.valid, self.encoding, stride)
+        if model.config.forecast:
+            model.share.fill_(1)
+        found, _ = answers(model, self.prepared.valid, stride)
+        if model.config.forecast and bool(found.params.isfinite().all()):
             share = shares(found, model.distribution, len(model.share))
             found = shrunk(found, model.distribution, share)
             model.share.copy_(torch.from_numpy(share))
         return measured(model, found, self.encoding)
 
-    def describe(self, batch: Batch) -> str:
-        found, train = self.encoding, self.prepared.train
+    def _about(self) -> str:
+        found = self.encoding
         read = [*found.columns, *found.categorical]
         read += [f"static {name}" for name in (*found.static, *found.static_categorical)]
         read += [f"known in advance {name}" for name in found.future]
-        return (
-            f"{found.task} of {listed(found.target, 8)} from {listed(read, 8)}; {len(train):,} windows of at most "
-            f"{int((train.end - train.begin).max())} steps to train, {len(self.prepared.valid):,} held out"
-        )
+        return f"{found.task} of {listed(found.target, 8)} from {listed(read, 8)}"
 
-    def summary(self, run: Run, best_step: int) -> dict[str, Any]:
-        """The figures of the best validation's weights on all that is held out."""
-        path = run.best_checkpoint()
-        if path is None or best_step < 0:
-            return {"best": None}
-        prepared, model = self.prepared, SeriesModel.load(path)
+    def _measured(self, model: SeriesModel, run: Run) -> dict[str, Any]:
+        prepared = self.prepared
         self.found = measure(model, prepared.valid, prepared.panel, self.encoding, prepared.train.steps, run.path)
-        best = {"step": best_step, **self.found.as_dict()}
+        best = self.found.as_dict()
         if model.config.forecast:
             best["share"] = dict(zip(self.encoding.target, model.share.tolist(), strict=True))
-        return {"best": best}
+        return best
 
-    def closing(self, summary: Mapping[str, Any], run: Run, name: str) -> list[str]:
-        best = summary["best"]
-        if best is None or not summary["finished"]:
-            return []
+    def _results(self, best: Mapping[str, Any]) -> list[str]:
         share, lines = best.get("share"), [self.found.score.table()]
         if share is not None and not any(share.values()):
             lines.insert(0, "THE NETWORK ADDS NOTHING to the linear anchor, which the model is: train on more data.")
         elif share is not None:
             each = listed([f"{name} {value:.2f}" for name, value in share.items()], 8)
             lines.append(f"share of what the network adds to the anchor, fitted on what is held out: {each}")
-        return [
-            *lines,
-            f"{summary['steps']} steps, {summary['seconds']:.0f} s; the run's own weights are those of the best "
-            f"validation, step {best['step']}",
-            f"run: {name}   (try: glissando series evaluate {name})",
-        ]
+        return lines
 
 
 def build(options: Mapping[str, Any], prepared: Prepared) -> SeriesModel:
@@ -239,12 +173,10 @@ def build(options: Mapping[str, Any], prepared: Prepared) -> SeriesModel:
         "static_categories": [2 + len(names) for names in found.static_categorical.values()],
         "future": len(found.future), "scale": "all" if prepared.scales.law is None else "series",
     }  # fmt: skip
-    for name, size in sizes.items():
-        if options.get(name, size) != size:
-            raise ConfigError(f"model.{name} is {options[name]}, and the table has {size}: leave it out")
+    sized = with_sizes(options, sizes)
     if found.classes and options.get("head", "point") != "point":
         raise ConfigError(f"model.head {options['head']} is of numbers, and classes have logits: leave it out")
-    model = SeriesModel.from_config({**options, **sizes})
+    model = SeriesModel.from_config(sized)
     model.set_scales(**prepared.scales._asdict())
     return model
 
