@@ -149,7 +149,7 @@ def trained(task: str, model: str, rate: float, seed: int, settings: argparse.Na
         run = Path(folder) / "run"
         train(EventsRunConfig.read(config), run, Hook())
         summary = json.loads((run / "summary.json").read_text())
-        score = evaluate(run, test, reading).score
+        score = evaluate(run, test, reading)
         size = EventModel.load(run).num_parameters()
     return {
         "parameters": size, "steps": summary["steps"], "valid": summary["best"]["valid_loss"], **score.as_dict(),

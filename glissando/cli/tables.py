@@ -2,62 +2,94 @@
 
 from __future__ import annotations
 
+import json
 import os
-from collections.abc import Callable, Collection
+import sys
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from glissando.cli.options import Options, Parser, choose_threads, require_out, whole
-from glissando.config import flat, merge
-from glissando.errors import ConfigError, RunError, nearest
+from glissando.cli.options import (
+    Options,
+    Parser,
+    add_import_option,
+    add_threads_option,
+    choose_threads,
+    numbers,
+    require_out,
+    whole,
+)
+from glissando.config import flat, hints_of, merge
+from glissando.errors import ConfigError, nearest
 from glissando.presets import load_preset
 from glissando.yaml_files import read_options
 
 #: rows and width of activations for which threads are chosen
 USUAL = (1024, 64)
-#: the options of serving
+#: the options of training, and of serving
+TRAINING = ("preset", "config", "out", "resume", "threads", "import")
 SERVING = ("host", "port", "memory", "threads", "import")
 
 
-def require_action(
-    options: Options, command: str, actions: dict[str, tuple[str, ...]], of_runs: Collection[str]
-) -> None:
-    """Raise ConfigError for an action that the command has not, an option that is not the action's, and a run that is
-    missing or too many.
+#: action -> what it does, and its plain options; the dotted ones are for training
+Actions = Mapping[str, tuple[Callable[[Options], None], tuple[str, ...]]]
 
-    actions  action -> its plain options; the dotted ones are for training
-    of_runs  the actions that take a run
-    """
+
+def table_parser(parser: Parser, action: str, preset: str, samples: str, types: Mapping[str, Any]) -> Parser:
+    """Add the options that both commands have: what is said of three of them, and the types of the sections."""
+    add = parser.add_argument
+    add("action", help=action)
+    add("run", nargs="?", help="for all but train and example: run directory, or one of its checkpoints")
+    add("--preset", help=f"for train: {preset}")
+    add("--config", metavar="FILE", help="for train: YAML file of options")
+    add("--out", help="for train: run directory to create; otherwise the file to write")
+    add("--resume", metavar="RUN", help="for train: run to continue")
+    add("--file", help="for evaluate: a table to score, all of it; otherwise the one that ends where prediction begins")
+    add("--horizon", metavar="SPAN", help="how far to predict: 24h, or a number in the times' unit")
+    add("--every", metavar="SPAN", help="for predict: also at each such step up to the horizon")
+    add("--quantiles", type=numbers, default=[], metavar="LEVELS", help="for predict: 0.1,0.5,0.9")
+    add("--samples", type=whole, default=0, help=samples)
+    add("--plots", metavar="DIR", help="for evaluate: where pictures go; by default into the run")
+    add("--json", action="store_true", help="for evaluate: print JSON")
+    add("--count", type=whole, default=40, help="for example: number of series")
+    add("--seed", type=whole, default=0, help="of an example, and of what is drawn")
+    add("--host", default="127.0.0.1", help="for serve: address to listen on, by default this machine")
+    add("--port", type=whole, default=8000, help="for serve: port; 0 chooses a free one")
+    add("--memory", metavar="SIZE", default="256MiB", help="for serve: of the states of all series")
+    add_threads_option(parser)
+    add_import_option(parser)
+    parser.add_sections(tuple(types), lambda: types)
+    return parser
+
+
+def run_action(options: Options, command: str, actions: Actions) -> None:
+    """Do what is asked for. Raise ConfigError for an action that the command has not, an option that is not the
+    action's, and a run that is missing or too many."""
     if options.action not in actions:
         close = nearest(options.action, actions)
         raise ConfigError(
             f"action {options.action!r} is none of {', '.join(actions)}"
             + (f". Did you mean {close!r}?" if close else "")
         )
+    action, taken = actions[options.action]
     for name in options.given:
         dotted = name.partition(".")[0] in ("model", "data", "training")
-        if name not in actions[options.action] and not (dotted and options.action == "train"):
+        if name not in taken and not (dotted and options.action == "train"):
             raise ConfigError(f"--{name} is not an option of `{command} {options.action}`: leave it out")
-    if (options.run is None) == (options.action in of_runs):
+    if (options.run is None) == (options.action not in ("train", "example")):
         raise ConfigError(
             f"`{command} {options.action}` needs a run directory: name it"
             if options.run is None
             else f"`{command} {options.action}` takes no {options.run!r}: leave it out"
         )
+    action(options)
 
 
-def train_on_table(options: Options, kind: Any, folder: str, usual: str, tables: Collection[str]) -> None:
-    """Train a new run, or resume one.
-
-    Args:
-        options: Of the command.
-        kind: The class of the run's configuration.
-        folder: Of the presets.
-        usual: The preset where none is named.
-        tables: Options that name the run's tables, which may have moved before it is resumed.
-    """
+def train_on_table(options: Options, kind: Any) -> None:
+    """Train a new run, or resume one; kind: the class of its configuration."""
     from glissando.allocator import prepare_to_train
     from glissando.imports import imported
+    from glissando.run_files import text_options
     from glissando.threads import threads_of
     from glissando.training.config import MACHINE
     from glissando.training.fit import resume, train
@@ -66,6 +98,8 @@ def train_on_table(options: Options, kind: Any, folder: str, usual: str, tables:
     prepare_to_train()
     if options.resume is not None:
         machine = [f"training.{name}" for name in MACHINE]
+        data = hints_of(kind)["data"]
+        tables = [name for name in text_options() if hasattr(data, name.removeprefix("data."))]
         taken = ("resume", "threads", "import", *tables, *machine)
         if others := [name for name in options.given if name not in taken]:
             raise ConfigError(
@@ -76,17 +110,30 @@ def train_on_table(options: Options, kind: Any, folder: str, usual: str, tables:
         moved = flat({"data": options.sections.get("data", {})})
         resume(options.resume, options.sections.get("training", {}), texts=moved, kind=kind)
         return
-    require_out(options, f"name the run directory to make, such as --out runs/{folder}")
+    require_out(options, f"name the run directory to make, such as --out runs/{kind.kind}")
     file = {} if options.config is None else dict(read_options(options.config, f"--config {options.config}"))
-    preset = options.preset or file.get("preset") or usual
-    chosen = load_preset(preset, folder)
+    preset = options.preset or file.get("preset") or f"liquid-{kind.kind}"
+    chosen = load_preset(preset, kind.kind)
     last = {"preset": preset, "imports": imported()}
     config = kind.read(merge(kind, chosen, file, options.sections, last))
     choose_threads(options, *USUAL)
     train(config, options.out)
 
 
-def place_of_plots(run: str, file: str | None) -> Path | None:
+def evaluate_run(options: Options, evaluate: Callable[..., Any], inside: str = "", **more: Any) -> None:
+    """Print how good a run is, with pictures in --plots, or in the folder `inside` the run."""
+    choose_threads(options, *USUAL)
+    reading = options.sections.get("data", {})
+    if reading and options.file is None:
+        raise ConfigError(f"--data.{next(iter(reading))} is of another table: add --file FILE, or leave it out")
+    plots = options.plots or _place_of_plots(options.run, options.file, inside)
+    found = evaluate(options.run, options.file, reading=reading, pictures=plots, **more)
+    print(json.dumps(found.as_dict(), indent=2) if options.json else found.table())
+    if plots is None:
+        print(f"no pictures were drawn into {options.run}: name a place for them with --plots DIR", file=sys.stderr)
+
+
+def _place_of_plots(run: str, file: str | None, inside: str) -> Path | None:
     """In the run; of another table in a folder there; None where the run is not the user's."""
     from glissando.pretrained import packaged_name
     from glissando.runs import Run
@@ -94,28 +141,52 @@ def place_of_plots(run: str, file: str | None) -> Path | None:
     folder = Run.open(run).path
     if packaged_name(folder) or not os.access(folder, os.W_OK):
         return None
-    return folder if file is None else folder / Path(file).stem
+    return folder / (Path(file).stem if file is not None else "") / inside
+
+
+def write_answers(
+    options: Options, kind: Any, require_answerable: Callable[..., None], answer: Callable[..., Any], *names: str
+) -> None:
+    """Write the table of what a run answers about a table.
+
+    Args:
+        options: Of the command.
+        kind: The class of the run.
+        require_answerable: Raises for options that it cannot serve, before a large table is read.
+        answer: Makes the table.
+        *names: Options that both take.
+    """
+    from glissando.series.forecast import require_absent, write_table
+    from glissando.series.tables import counted
+
+    if options.file is None:
+        raise ConfigError("--file is missing: name the table that ends where prediction begins")
+    require_out(options, f"name the CSV to write, such as --out {options.action}.csv")
+    require_absent(options.out)
+    choose_threads(options, *USUAL)
+    run = kind.open(options.run).reading(options.sections.get("data", {}))
+    asked = {name: getattr(options, name) for name in names}
+    require_answerable(run, **asked)
+    read = run.read(options.file)
+    for line in read.report:
+        print(line, file=sys.stderr)
+    found = answer(run, read, seed=options.seed, **asked)
+    write_table(found, options.out)
+    print(f"{options.out}: {counted(len(found), 'row')} of {len(read.names):,} series")
 
 
 def write_example(options: Options, table: Callable[[], str]) -> Path:
     """Write a generated table to --out, where nothing is yet; --count and --seed are checked before it is made."""
+    from glissando.series.forecast import require_absent
     from glissando.storage import write_atomic
 
     require_out(options, "name the CSV to write, such as --out example.csv")
-    out = Path(options.out).expanduser()
-    if out.exists():
-        raise RunError(f"{out} exists; nothing is overwritten: choose another --out")
+    out = require_absent(options.out)
     for name, least in (("count", 1), ("seed", 0)):
         if (value := getattr(options, name)) < least:
             raise ConfigError(f"--{name} is {value}: give {least} or more")
     write_atomic(out, table().encode())
     return out
-
-
-def add_serving_options(parser: Parser) -> None:
-    parser.add_argument("--host", default="127.0.0.1", help="for serve: address to listen on, by default this machine")
-    parser.add_argument("--port", type=whole, default=8000, help="for serve: port; 0 chooses a free one")
-    parser.add_argument("--memory", metavar="SIZE", default="256MiB", help="for serve: of the states of all series")
 
 
 def serve_table(options: Options, run: Any, what: str) -> None:

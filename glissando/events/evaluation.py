@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -17,20 +18,12 @@ from glissando.runs import Run
 from glissando.series.tables import read_table
 
 
-class Evaluated(NamedTuple):
-    """The figures, what was read, and the pictures that were drawn."""
-
-    score: Score
-    lines: list[str]
-    pictures: list[Path]
-
-
 def evaluate(
     path: str | Path,
     file: str | None = None,
     reading: Mapping[str, Any] | None = None,
     pictures: str | Path | None = None,
-) -> Evaluated:
+) -> Score:
     """The run at `path` on what it has held out, or on all of a `file` with the same columns.
 
     The predictors without a network are those of the run's training table; where that is gone, a `file` is scored
@@ -69,11 +62,12 @@ def evaluate(
         )
     came = observed(steps, run.encoding)
     truth, notes = truth_of(read_table(str(source), run.data.delimiter), log, steps)
+    for line in (*lines, *notes):
+        print(line, file=sys.stderr)
     fitted = None if train is None else observed(train, run.encoding)
     result = score(came, found, fitted, log.clock.unit, truth)
-    drawn: list[Path] = []
     if pictures is not None:
         from glissando.events.pictures import draw  # matplotlib takes a second to import
 
-        drawn = draw(run.model, held, log, run.encoding, came, found, Path(pictures))
-    return Evaluated(result, [*lines, *notes], drawn)
+        draw(run.model, held, log, run.encoding, came, found, Path(pictures))
+    return result

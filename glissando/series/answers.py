@@ -72,6 +72,9 @@ class Scored(NamedTuple):
     def as_dict(self) -> dict[str, Any]:
         return {"loss": self.loss, **self.score.as_dict()}
 
+    def table(self) -> str:
+        return self.score.table()
+
 
 def classified(model: SeriesModel, held: Windows, encoding: Encoding, stride: int = 1) -> Scored:
     """How good the classes of a model in evaluation mode are on held-out windows, or on one of `stride`."""

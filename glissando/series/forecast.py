@@ -116,7 +116,7 @@ def write_table(table: Any, out: str | Path, digits: str | None = "%.8g") -> Non
 
 def require_answerable(
     run: SeriesRun, horizon: Any = None, every: Any = None, quantiles: Sequence[float] = (), samples: int = 0,
-    future: Any = None, seed: int = 0,
+    future: Any = None,
 ) -> None:  # fmt: skip
     """Raises ConfigError for options of `predict` that the run cannot serve, whatever the table."""
     encoding, head = run.encoding, run.model.distribution
