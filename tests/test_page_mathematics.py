@@ -266,7 +266,7 @@ def flow(
     w: Weights, x: np.ndarray, u: np.ndarray | None, *, layers: int, n_steps: int, heads: int, forget_gate=True,
     method="euler",
 ) -> np.ndarray:  # fmt: skip
-    """docs/hybrid-ode.md, "The forward pass, complete"; u (B, C) or (B, T, C), or none."""
+    """docs/hybrid-ode-reference.md, "The forward pass, complete"; u (B, C) or (B, T, C), or none."""
 
     def under(prefix: str) -> Weights:
         return {name.removeprefix(prefix): value for name, value in w.items() if name.startswith(prefix)}
