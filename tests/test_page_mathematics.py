@@ -7,7 +7,9 @@ over time, nothing of glissando. All weights are random, so that no part that st
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -18,9 +20,11 @@ from tolerances import assert_close
 from torch import nn
 
 from glissando.mixers import Context, Delta, Liquid, Spectral
+from glissando.mixers.liquid import discretize
 from glissando.mixers.tau import Tau
 from glissando.model import LanguageModel
 
+ROOT = Path(__file__).parent.parent
 Weights = Mapping[str, np.ndarray]
 B, T, D = 2, 7, 12
 
@@ -105,7 +109,7 @@ def liquid(
     w: Weights, v: np.ndarray, dt: np.ndarray, *, dynamics="diagonal", layer="gated", state_dependence=True,
     coupled=False, input="held", state_size: int,
 ) -> np.ndarray:  # fmt: skip
-    """docs/liquid.md, "The forward pass, complete"."""
+    """docs/liquid-reference.md, "The forward pass, complete"."""
     n = state_size
     tau0 = 0.01 * 1000 ** sigmoid(w["dynamics.raw_tau"])
     a = 0.001 + 0.998 * sigmoid(w["dynamics.raw_adaptation"])
@@ -441,3 +445,18 @@ def test_flow(method, control, shortcuts):
         got, _ = model.depth(x, None, Context(control=u))
     read = {"layers": 3, "n_steps": 2, "heads": 3, "method": method}
     assert_close(got, torch.tensor(flow(w, x.numpy(), None if u is None else u.numpy(), **read)), "flow")
+
+
+def test_the_recurrence_by_hand():
+    """docs/recurrence.md: the numbers behind "the first step", "the gap" and "in two halves"."""
+    a, b = torch.tensor([[-1 / 2]], dtype=torch.float64), torch.ones(1, 1, dtype=torch.float64)
+
+    def after(x: float, u: float, dt: float) -> float:
+        kept, added = discretize(a, b, dt)
+        return float(kept) * x + float(added) * u
+
+    first, half = after(0, 1, 1), after(0, 1, 0.5)
+    page = (ROOT / "docs" / "recurrence.md").read_text()
+    (written,) = re.findall(r"\* the first step, .*?(?=\n\n)", page, re.DOTALL)
+    numbers = [float(number) for number in re.findall(r"= (\d\.\d{3})\$", written)]
+    assert numbers == pytest.approx([first, after(first, 0, 3), half, after(half, 1, 0.5)], abs=5e-4)
