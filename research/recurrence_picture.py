@@ -5,6 +5,7 @@ python -m research.recurrence_picture
 
 from __future__ import annotations
 
+from itertools import pairwise
 from math import exp
 from pathlib import Path
 
@@ -29,7 +30,7 @@ def draw(path: Path) -> None:
         top = after(0, 1, 1, tau)
         axes.plot(fine, [after(0, 1, t, tau) if t < 1 else after(top, 0, t - 1, tau) for t in fine], color=colour)
         x, steps = 0.0, [0.0]
-        for before, now in zip(TIMES, TIMES[1:], strict=False):
+        for before, now in pairwise(TIMES):
             x = after(x, float(before < 1), now - before, tau)
             steps.append(x)
         axes.plot(TIMES, steps, "o", color=colour)
