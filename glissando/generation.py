@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from numbers import Integral
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -15,10 +16,10 @@ from torch import Tensor
 from glissando.data.tokenizers import Tokenizer
 from glissando.decoding.lookup import LookupStep, require_lookup
 from glissando.decoding.steps import Kind, Step, computing, require_kind, step_from
-from glissando.errors import ConfigError, InputError, NotFiniteError, unknown_name
+from glissando.errors import ConfigError, InputError, unknown_name
 from glissando.mixers import Memo
 from glissando.model import LanguageModel
-from glissando.sampling import Sampling
+from glissando.sampling import RowSampler, Sampler, Sampling, require_finite
 from glissando.state import State, map_state
 from glissando.state_files import StreamState
 from glissando.text_row import TextRow
@@ -27,6 +28,8 @@ from glissando.text_row import TextRow
 Control = Mapping[str, float] | Sequence[float]
 #: tokens that a cache has room for from the start; it grows by doubling
 _SPARE = 256
+#: tokens that `generate` computes in a call
+_BLOCK = 32
 
 
 class Continuation(Iterator[list[int | None]]):
@@ -37,13 +40,14 @@ class Continuation(Iterator[list[int | None]]):
 
     prompts    token ids of each row, none empty
     ends       (row, id) -> whether the row ends there; such rows leave the batch, so that they cost nothing
+    end_id     a row ends with this id, too
     control    (B, C), or a function that is called for it before each token
     state      the model's state that the prompts are read behind; None: its initial state
     generators  of random numbers, one a row; None: row r has a new one, with the seed sampling.seed + r
     step       how tokens behind the prompt are computed, see glissando.decoding.steps
     lookup     of one prompt: largest number of tokens that are read ahead, see glissando.decoding.lookup
-
-    Attributes: `state`, `generators`, and `unread`, (B,) int64, the ids drawn last, which the state has not read.
+    block      largest number of tokens that are written before the first of them is returned: with more than 1, the
+               compiled step draws them itself, and `state`, `unread` and `generators` are behind the last of them
 
     Raises NotFiniteError where the model computes no numbers, ConfigError for a compiled step where there is none.
     """
@@ -56,23 +60,26 @@ class Continuation(Iterator[list[int | None]]):
         sampling: Sampling,
         *,
         ends: Callable[[int, int], bool] | None = None,
+        end_id: int | None = None,
         control: Tensor | Callable[[], Tensor] | None = None,
         state: State = None,
         generators: Sequence[torch.Generator] | None = None,
         step: Kind = "auto",
         lookup: int = 0,
+        block: int = 1,
     ) -> None:
         require_kind(step)
         require_lookup(lookup, len(prompts))
         seeds = range(sampling.seed, sampling.seed + len(prompts))
-        self.generators = generators or [torch.Generator().manual_seed(seed) for seed in seeds]
-        self.unread: Tensor | None = None
+        generators = generators or [torch.Generator().manual_seed(seed) for seed in seeds]
+        self._rows = [RowSampler(sampling, generator) for generator in generators]
+        self._unread: Any = None
         self._model, self._prompts, self._state, self._kind = model, prompts, state, step
         self._step: Step | None = None
-        self._lookup = lookup
+        self._lookup, self._block = lookup, 1 if callable(control) else block
         read = 0 if state is None else int(state.position)
         limits = [min(max_tokens, tokens_left(model, read + len(prompt))) for prompt in prompts]
-        self._ids = self._run(limits, sampling, ends, control)
+        self._ids = self._run(limits, ends, -1 if end_id is None else end_id, control)
 
     def __next__(self) -> list[int | None]:
         return next(self._ids)
@@ -82,17 +89,26 @@ class Continuation(Iterator[list[int | None]]):
         """After every id that was read; it may change in place at the next one."""
         return self._state if self._step is None else self._step.state
 
+    @property
+    def unread(self) -> Tensor | None:
+        """(B,) int64, the ids drawn last, which the state has not read."""
+        return None if self._unread is None else torch.from_numpy(self._unread.copy())
+
+    @property
+    def generators(self) -> list[torch.Generator]:
+        """Of each row, behind the random numbers that were used."""
+        return [row.generator for row in self._rows]
+
     def _run(
         self,
         limits: list[int],
-        sampling: Sampling,
         ends: Callable[[int, int], bool] | None,
+        end_id: int,
         control: Tensor | Callable[[], Tensor] | None,
     ) -> Iterator[list[int | None]]:
         model, prompts, device = self._model, self._prompts, self._model.embedding.weight.device
         alive = list(range(len(prompts)))
         memo: Memo = {}
-        written: list[list[int]] = [[] for _ in prompts]  # stays empty for a text without penalties
         now = _now(control)
         spare = min(max(limits, default=0), _SPARE)
         if self._state is not None and len(prompts[0]) == 1:  # as it would have continued: to the last bit
@@ -100,28 +116,37 @@ class Continuation(Iterator[list[int | None]]):
         else:
             with computing(model):
                 logits, self._state = _read_prompts(model, prompts, now, device, memo, self._state)
-        for count in range(1, max(limits, default=0) + 1):
-            _require_finite(logits)
-            with torch.no_grad():
-                generators, before = [self.generators[r] for r in alive], [written[r] for r in alive]
-                ids = self.unread = sampling.draw(writable(model, logits), generators, before)
-            drawn: list[int | None] = [None] * len(prompts)
-            for row, token in zip(alive, ids.tolist(), strict=True):
-                drawn[row] = token
-                if sampling.counts_tokens:
-                    written[row].append(token)
-            ended = [ends is not None and ends(r, int(ids[i])) for i, r in enumerate(alive)]
-            going = [i for i, r in enumerate(alive) if not ended[i] and count < limits[r]]
-            yield drawn
-            if not going:
-                return
+        if not any(limits):
+            return
+        sampler = Sampler(self._rows, known_tokens(model))
+        written, count = sampler.draw(logits), 0
+        while True:
+            going = list(range(len(alive)))
+            for tokens in written.T.tolist():
+                count += 1
+                drawn: list[int | None] = [None] * len(prompts)
+                for i in going:
+                    require_finite(tokens[i])
+                    drawn[alive[i]] = tokens[i]
+                self._unread = written[:, -1]
+                going = [
+                    i
+                    for i in going
+                    if not (ends is not None and ends(alive[i], tokens[i]))
+                    and tokens[i] != end_id
+                    and count < limits[alive[i]]
+                ]
+                yield drawn
+                if not going:
+                    return
             now = _now(control)
             step = self._step or self._begin_steps(now, spare, memo, prompts[0], limits[0] - 1)
+            ids = written[:, -1]
             if len(going) < len(alive):
-                alive = [alive[i] for i in going]
-                ids = ids[torch.tensor(going, device=device)]
+                alive, ids, sampler = [alive[i] for i in going], ids[going], sampler.keep(going)
                 step.keep(going)
-            logits = step(ids, now if now is None or len(now) == len(alive) else now[alive])
+            here = now if now is None or len(now) == len(alive) else now[alive]
+            written = step.write(ids, here, sampler, min(self._block, *(limits[r] - count for r in alive)), end_id)
 
     def _begin_steps(self, control: Tensor | None, spare: int, memo: Memo, text: Sequence[int], left: int) -> Step:
         """The step from the state, which it then has instead of this object, behind `text` and with `left` tokens to
@@ -130,15 +155,6 @@ class Continuation(Iterator[list[int | None]]):
         step: Step = LookupStep(block, text, self._lookup, left) if self._lookup else block
         self._state, self._step = None, step
         return step
-
-
-def _require_finite(logits: Tensor) -> None:
-    """Raise NotFiniteError; drawing would raise without a reason, and the likeliest of NaNs is some token."""
-    if not bool(logits.isfinite().all()):
-        raise NotFiniteError(
-            "the model's logits are not finite, so that no token can be sampled: its training diverged, or its numbers "
-            "overflow in this precision. Load an earlier checkpoint, or use float32"
-        )
 
 
 def _now(control: Tensor | Callable[[], Tensor] | None) -> Tensor | None:
@@ -152,12 +168,10 @@ def tokens_left(model: LanguageModel, prompt_tokens: int) -> int:
     return sys.maxsize if limit is None else max(0, limit - prompt_tokens + 1)
 
 
-def writable(model: LanguageModel, logits: Tensor) -> Tensor:
-    """Logits (..., V), -inf at ids that the tokenizer does not know: V is larger once a vocabulary has grown."""
-    known = logits.shape[-1] if model.tokenizer is None else model.tokenizer.vocab_size
-    if known >= logits.shape[-1]:
-        return logits
-    return logits.masked_fill(torch.arange(logits.shape[-1], device=logits.device) >= known, -torch.inf)
+def known_tokens(model: LanguageModel) -> int:
+    """How many ids, from 0, the tokenizer knows: there are more logits once a vocabulary has grown."""
+    size = model.config.vocab_size
+    return size if model.tokenizer is None else min(size, model.tokenizer.vocab_size)
 
 
 def _read_prompts(
@@ -346,26 +360,21 @@ def generate(
     sampling = Sampling(temperature, top_k, top_p, seed, frequency_penalty, presence_penalty, biases)
     if lookup and len(several) > 1:
         return [
-            "".join(
-                text
-                for (text,) in _Texts(
-                    model,
-                    [prompt],
-                    max_tokens,
-                    replace(sampling, seed=seed + row),
-                    stop,
-                    control,
-                    when_full,
-                    step,
-                    lookup,
-                )
-            )
+            _Texts(
+                model,
+                [prompt],
+                max_tokens,
+                replace(sampling, seed=seed + row),
+                stop,
+                control,
+                when_full,
+                step,
+                lookup,
+                block=_BLOCK,
+            ).whole()[0]
             for row, prompt in enumerate(several)
         ]
-    texts = [""] * len(several)
-    for pieces in _Texts(model, several, max_tokens, sampling, stop, control, when_full, step, lookup):
-        texts = [text + piece for text, piece in zip(texts, pieces, strict=True)]
-    return texts
+    return _Texts(model, several, max_tokens, sampling, stop, control, when_full, step, lookup, block=_BLOCK).whole()
 
 
 def _texts(given: object, what: str) -> list[str]:
@@ -384,6 +393,7 @@ class _Texts(Iterator[list[str]]):
 
     before    a stream of one text that it goes on from
     finishes  whether a text that is cut off returns what was held back
+    block     largest number of tokens that are computed before the first is looked at; above 1 for `whole` alone
     """
 
     def __init__(
@@ -399,14 +409,15 @@ class _Texts(Iterator[list[str]]):
         lookup: int,
         before: StreamState | None = None,
         finishes: bool = True,
+        block: int = 1,
     ) -> None:
-        tokenizer = tokenizer_of(model)
+        self._tokenizer = tokenizer = tokenizer_of(model)
         if not (isinstance(max_tokens, int | Integral) and max_tokens >= 0):
             raise ConfigError(f"max_tokens must be a whole number of at least 0, got {max_tokens!r}")
-        stops = _texts(stop, "stop")
-        if any(not s for s in stops):
+        self._stops = _texts(stop, "stop")
+        if any(not s for s in self._stops):
             raise ConfigError("a stop text is empty: it would stop at once")
-        self.rows = [TextRow(tokenizer, stops) for _ in prompts]
+        self.rows = [TextRow(tokenizer, self._stops) for _ in prompts]
         first, read = [tokenizer.eos_id], 0
         state: State = None
         generators: list[torch.Generator] | None = None
@@ -421,28 +432,45 @@ class _Texts(Iterator[list[str]]):
         self._pieces = [""] * len(prompts)
         self.ids = Continuation(
             model, ids, max_tokens, sampling,
-            ends=self._ends, control=dial, state=state, generators=generators, step=step,
-            lookup=lookup,
+            ends=self._ends if block == 1 or self._stops else None, end_id=tokenizer.eos_id, control=dial, state=state,
+            generators=generators, step=step, lookup=lookup, block=block,
         )  # fmt: skip
         self._short = [tokens_left(model, read + len(prompt)) < max_tokens for prompt in ids]
-        self._all = self._run(when_full, finishes)
+        self._when_full = when_full
+        self._all = self._run(finishes)
 
     def __next__(self) -> list[str]:
         return next(self._all)
+
+    def whole(self) -> list[str]:
+        """The texts; without stop texts each is decoded when it is complete."""
+        if self._stops:
+            return ["".join(pieces) for pieces in zip(*self, strict=True)]
+        ids: list[list[int]] = [[] for _ in self.rows]
+        for drawn in self.ids:
+            for row, token in enumerate(drawn):
+                if token is not None:
+                    ids[row].append(token)
+        ended = [row[-1:] == [self._tokenizer.eos_id] for row in ids]
+        self._report_full(ended)
+        return [self._tokenizer.decode(row[:-1] if end else row) for row, end in zip(ids, ended, strict=True)]
 
     def _ends(self, row: int, token: int) -> bool:
         self._pieces[row] = self.rows[row].push(token)
         return self.rows[row].ended
 
-    def _run(self, when_full: Callable[[], None] | None, finishes: bool) -> Iterator[list[str]]:
+    def _run(self, finishes: bool) -> Iterator[list[str]]:
         for _ in self.ids:
             yield list(self._pieces)
             self._pieces = [""] * len(self.rows)
-        is_full = any(short and not row.ended for row, short in zip(self.rows, self._short, strict=True))
+        ended = [row.ended for row in self.rows]
         if finishes:
             yield [row.finish() for row in self.rows]
-        if when_full is not None and is_full:
-            when_full()
+        self._report_full(ended)
+
+    def _report_full(self, ended: list[bool]) -> None:
+        if self._when_full is not None and any(s and not e for s, e in zip(self._short, ended, strict=True)):
+            self._when_full()
 
 
 def _dial(model: LanguageModel, control: Control | Callable[[], Control], rows: int) -> Tensor | Callable[[], Tensor]:

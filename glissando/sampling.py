@@ -5,34 +5,40 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from numbers import Integral
+from numbers import Integral, Real
+from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from glissando.errors import ConfigError
+from glissando.errors import ConfigError, NotFiniteError
+from glissando.kernels.drawing import NOT_FINITE, draw_rows
+from glissando.kernels.exponentials import HIGH64, LOG2E64, LOW64, SERIES64, SMALLEST64
 
 #: what a generator of PyTorch takes, with a margin for every row's own
 _SEEDS = (-(2**63), 2**63 - 1)
-#: below it logits over the temperature are no longer float32 numbers; any difference of theirs is certainty long before
-_COLDEST = 1e-30
+#: random numbers that a row draws at once; what a seed gives does not depend on it
+_BLOCK = 64
 
 
 @dataclass(frozen=True)
 class Sampling:
-    """How the next token is drawn from the logits z.
+    """How the next token is drawn from the logits z, in float64.
 
     With c[v], how often token v was generated in the row so far, its prompt not counted, the logits become
 
-        z[v] - frequency_penalty * c[v] - presence_penalty * (c[v] > 0) + logit_bias[v]
+        z[v] - (frequency_penalty * c[v] + presence_penalty * (c[v] > 0)) + logit_bias[v]
 
-    as in OpenAI's API, before temperature, top_k and top_p.
+    as in OpenAI's API, and then w = exp((z - max z) / temperature). The token is the first, in the order of the ids,
+    whose cumulative weight is above u * (sum of all weights), with a number u in [0, 1) from the row's generator.
 
-    temperature  p = softmax(z / temperature); 0 takes the likeliest token
-    top_k        only the k likeliest tokens
-    top_p        only the likeliest tokens that together reach this probability
+    temperature  0 takes the likeliest token, of equal ones the first, and no random number
+    top_k        only the k likeliest tokens; of equal ones, those with the least ids
+    top_p        then, only the likeliest tokens that together reach this share of the weight
+    min_p        then, only tokens at least this many times as likely as the likeliest
     seed         row r draws from a generator of its own, seeded with seed + r
-    logit_bias   pairs of a token id and what is added to its logit
+    logit_bias   pairs of a token id and what is added to its logit; -inf never draws it
     """
 
     temperature: float = 0.8
@@ -42,6 +48,7 @@ class Sampling:
     frequency_penalty: float = 0.0
     presence_penalty: float = 0.0
     logit_bias: tuple[tuple[int, float], ...] = ()
+    min_p: float = 0.0
 
     def __post_init__(self) -> None:
         if not 0 <= self.temperature < math.inf:  # nor NaN
@@ -50,15 +57,18 @@ class Sampling:
             raise ConfigError(f"top_k must be a whole number of at least 1, got {self.top_k}")
         if self.top_p is not None and not 0 < self.top_p <= 1:
             raise ConfigError(f"top_p must be in (0, 1], got {self.top_p}")
+        if not 0 <= self.min_p <= 1:
+            raise ConfigError(f"min_p must be in [0, 1], got {self.min_p}")
         if not (isinstance(self.seed, Integral) and _SEEDS[0] <= self.seed <= _SEEDS[1]):
             raise ConfigError(f"seed must be a whole number from -2**63 to 2**63 - 1, got {self.seed}")
         for name in ("frequency_penalty", "presence_penalty"):
             if not math.isfinite(getattr(self, name)):
                 raise ConfigError(f"{name} must be a finite number, such as 0.5, got {getattr(self, name)}")
         for token, bias in self.logit_bias:
-            if not (isinstance(token, Integral) and token >= 0 and math.isfinite(bias)):
+            if not (isinstance(token, Integral) and token >= 0 and isinstance(bias, Real) and bias < math.inf):
                 raise ConfigError(
-                    f"logit_bias must be finite numbers by token id, such as {{7: -100.0}}, got {token!r}: {bias!r}"
+                    "logit_bias must be finite numbers, or -inf, by token id, such as {7: -100.0}, got "
+                    f"{token!r}: {bias!r}"
                 )
 
     @property
@@ -66,61 +76,182 @@ class Sampling:
         """Whether a draw depends on the tokens generated before it."""
         return bool(self.frequency_penalty or self.presence_penalty)
 
-    def shifted(self, logits: Tensor, written: Sequence[Sequence[int]]) -> Tensor:
-        """Logits (B, V) after penalties and biases; `written` has the tokens generated in each row so far.
+    @property
+    def is_random(self) -> bool:
+        """Whether a draw takes a random number."""
+        return self.temperature > 0
 
-        Raises ConfigError for a bias of a token that there is not.
+    def bias(self, size: int) -> Any:
+        """logit_bias as an array (size,) float64.
+
+        Raises ConfigError for a bias of a token that there is not, or where every token is forbidden.
         """
-        if not (self.counts_tokens or self.logit_bias):
-            return logits
-        shifted = logits.to(torch.promote_types(logits.dtype, torch.float32), copy=True)
-        if self.counts_tokens:
-            for row, tokens in zip(shifted, written, strict=True):
-                ids, counts = torch.tensor(tokens, dtype=torch.int64).unique(return_counts=True)
-                penalty = self.frequency_penalty * counts.to(row.dtype) + self.presence_penalty
-                row.index_add_(0, ids.to(row.device), penalty.to(row.device), alpha=-1)
-        if self.logit_bias:
-            tokens, biases = zip(*self.logit_bias, strict=True)
-            if (most := max(tokens)) >= logits.shape[-1]:
-                raise ConfigError(f"logit_bias has the token {most}, outside the vocabulary of {logits.shape[-1]}")
-            index = torch.tensor(tokens, device=shifted.device)
-            shifted.index_add_(-1, index, shifted.new_tensor(biases).expand(len(shifted), -1))
-        return shifted
+        biases = np.zeros(size)
+        for token, bias in self.logit_bias:
+            if token >= size:
+                raise ConfigError(f"logit_bias has the token {token}, outside the vocabulary of {size}")
+            biases[token] += bias
+        if np.isneginf(biases).all():
+            raise ConfigError("logit_bias is -inf for every token of the vocabulary, so that none can be drawn")
+        return biases
 
-    def probabilities(self, logits: Tensor) -> Tensor:
-        """(..., V) logits -> (..., V) probabilities, float32 at least."""
-        logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
-        if self.temperature == 0:
-            return torch.zeros_like(logits).scatter_(-1, logits.argmax(-1, keepdim=True), 1.0)
-        logits = logits / max(self.temperature, _COLDEST)
-        if self.top_k is not None and self.top_k < logits.shape[-1]:
-            # By place and not by value: among equal logits no more than k stay.
-            chosen = logits.topk(self.top_k, -1)
-            logits = torch.full_like(logits, -torch.inf).scatter_(-1, chosen.indices, chosen.values)
-        probabilities = logits.softmax(-1)
-        if self.top_p is None or self.top_p == 1:
-            return probabilities
-        ordered, index = probabilities.sort(-1, descending=True)
-        # A token stays if those before it have not yet reached top_p: the likeliest always does, also where top_p is
-        # nothing in float32.
-        before = ordered.cumsum(-1) - ordered
-        ordered = ordered.masked_fill((before >= self.top_p) & (before > 0), 0.0)
-        kept = torch.zeros_like(probabilities).scatter_(-1, index, ordered)
-        return kept / kept.sum(-1, keepdim=True)
+    def shifted(self, logits: Tensor, counts: Tensor | None = None) -> Tensor:
+        """Logits (..., V) in float64 after penalties and biases; counts (..., V) of the tokens generated so far."""
+        z = logits.double()
+        if counts is not None:
+            z = z - (self.frequency_penalty * counts.double() + self.presence_penalty * (counts > 0).double())
+        return z + torch.from_numpy(self.bias(z.shape[-1])) if self.logit_bias else z
 
-    def draw(
-        self, logits: Tensor, generators: Sequence[torch.Generator], written: Sequence[Sequence[int]] = ()
-    ) -> Tensor:
-        """(B, V) logits -> (B,) int64, each row by its own generator, so that a row does not depend on others.
+    def weights(self, logits: Tensor, counts: Tensor | None = None) -> Tensor:
+        """w (..., V) float64, 0 where a token is not drawn, on the CPU; the reference of `draw_row`, to the last bit.
 
-        `written` has the tokens generated in each row so far; without penalties none are needed.
+        For a temperature above 0.
         """
-        logits = self.shifted(logits, written)
-        if self.temperature == 0:
-            return logits.argmax(-1)
-        p = self.probabilities(logits).cpu()
-        # argmax p / q with q ~ Exp(1) draws from p; torch.multinomial computes the same numbers, one row at a call.
-        q = torch.empty_like(p)
-        for row, generator in zip(q.unbind(), generators, strict=True):
-            row.exponential_(generator=generator)
-        return (p / q).argmax(-1).to(logits.device)
+        z = self.shifted(logits.detach().cpu(), counts)
+        w = _exp((z - z.amax(-1, keepdim=True)) / self.temperature)
+        top_k, top_p = self.top_k or z.shape[-1], self.top_p or 1.0
+        if top_k >= z.shape[-1] and top_p == 1 and self.min_p == 0:
+            return w
+        order = z.argsort(stable=True, dim=-1, descending=True)
+        w = w.scatter(-1, order[..., top_k:], 0.0)
+        ordered, total = w.gather(-1, order), w.cumsum(-1)[..., -1:]
+        before = torch.cat([torch.zeros_like(total), ordered.cumsum(-1)[..., :-1]], -1)
+        kept = (before < top_p * total) & (ordered >= self.min_p)
+        return torch.zeros_like(w).scatter(-1, order, ordered.where(kept, 0.0))
+
+    def probabilities(self, logits: Tensor, counts: Tensor | None = None) -> Tensor:
+        """(..., V) logits -> (..., V) probabilities in float64, on the CPU."""
+        if not self.is_random:
+            z = self.shifted(logits.detach().cpu(), counts)
+            return torch.zeros_like(z).scatter_(-1, z.argmax(-1, keepdim=True), 1.0)
+        w = self.weights(logits, counts)
+        return w / w.sum(-1, keepdim=True)
+
+    def draw(self, logits: Tensor, uniforms: Tensor, counts: Tensor | None = None) -> Tensor:
+        """(B, V) logits, (B,) numbers in [0, 1) -> (B,) ids. Logits must be finite."""
+        if not self.is_random:
+            return self.shifted(logits.detach().cpu(), counts).argmax(-1)
+        cumulative = self.weights(logits, counts).cumsum(-1)
+        return torch.searchsorted(cumulative, uniforms.unsqueeze(-1) * cumulative[:, -1:], right=True).squeeze(-1)
+
+
+def _exp(x: Tensor) -> Tensor:
+    """exp(x), x <= 0 in float64, by the operations of glissando.kernels.exponentials.exp64 and in their order."""
+    y = x.clamp(min=SMALLEST64)
+    n = (y * LOG2E64 + 0.5).floor()
+    f = (y - n * HIGH64) - n * LOW64
+    p = torch.full_like(f, SERIES64[0])
+    for factor in SERIES64[1:]:
+        p = p * f + factor
+    return (p * ((n.long() + 1023) << 52).view(torch.float64)).where(x > SMALLEST64, 0.0)
+
+
+class RowSampler:
+    """What a row's draws depend on beside its logits: how tokens are drawn, random numbers, tokens generated so far.
+
+    The row's numbers are the float64 numbers that the generator gives one after the other, in any company.
+    """
+
+    def __init__(self, sampling: Sampling, generator: torch.Generator) -> None:
+        self.sampling = sampling
+        self.counts: Any = None  # (V,) int64 once a token was drawn, where penalties count them
+        self._generator, self._begun = generator, generator.get_state()
+        self._numbers, self._used = np.empty(0), 0
+
+    @property
+    def generator(self) -> torch.Generator:
+        """A generator that goes on behind the numbers that were used."""
+        generator = torch.Generator()
+        generator.set_state(self._begun)
+        torch.rand(self._used, dtype=torch.float64, generator=generator)
+        return generator
+
+    def numbers(self, count: int) -> Any:
+        """The next random numbers (count,), of which `use` says how many were used."""
+        if self._used + count > len(self._numbers):
+            self._generator = self.generator
+            self._begun, self._used = self._generator.get_state(), 0
+            self._numbers = torch.rand(max(count, _BLOCK), dtype=torch.float64, generator=self._generator).numpy()
+        return self._numbers[self._used : self._used + count]
+
+    def use(self, count: int) -> None:
+        self._used += count * self.sampling.is_random
+
+
+class Sampler:
+    """Draws the next tokens of several rows together, each as it would be drawn alone.
+
+    known  ids from 0 that are drawn: logits behind them belong to none
+    """
+
+    def __init__(self, rows: Sequence[RowSampler], known: int) -> None:
+        self.rows, self.known = list(rows), known
+        every = [row.sampling for row in rows]
+        self._random = any(sampling.is_random for sampling in every)
+        self._numbers = np.array(
+            [(s.temperature, s.top_p or 1.0, s.min_p, s.frequency_penalty, s.presence_penalty) for s in every]
+        ).reshape(len(rows), 5)
+        self._top_k = np.array([s.top_k or known for s in every], np.int64)
+        self._counts = np.zeros((len(rows), known if any(s.counts_tokens for s in every) else 0), np.int64)
+        self._biases = np.zeros((len(rows), 0))
+        if any(s.logit_bias for s in every):
+            self._biases = np.stack([s.bias(known) for s in every])
+        for row, counts in zip(self.rows, self._counts, strict=True):
+            if row.sampling.counts_tokens:
+                if row.counts is not None:
+                    counts[:] = row.counts
+                row.counts = counts  # shared from here on
+
+    def arguments(self, count: int) -> tuple[Any, ...]:
+        """What `draw_row` takes of `count` tokens a row: parameters, counts, biases and random numbers (B, count)."""
+        uniforms = np.stack([row.numbers(count) for row in self.rows]) if self._random else _NO_NUMBERS
+        return self.known, self._numbers, self._top_k, self._counts, self._biases, uniforms
+
+    def use(self, written: Any) -> None:
+        """The tokens (B, n) were drawn, ids below 0 not."""
+        for row, tokens in zip(self.rows, written, strict=True):
+            row.use(int((tokens >= 0).sum()))
+
+    def draw(self, logits: Tensor) -> Any:
+        """(B, V) logits -> (B, 1) ids int64, NOT_FINITE where a row's logits are not finite numbers."""
+        if logits.dtype == torch.float32 and logits.device.type == "cpu":
+            written = np.empty((len(self.rows), 1), np.int64)
+            draw_rows(logits.detach().contiguous().numpy(), *self.arguments(1), written)
+        else:
+            written = self._by_tensors(logits)
+        self.use(written)
+        return written
+
+    def _by_tensors(self, logits: Tensor) -> Any:
+        """`draw_rows` by tensor operations."""
+        written = np.full((len(self.rows), 1), NOT_FINITE, np.int64)
+        _, _, _, counts, _, uniforms = self.arguments(1)
+        alike: dict[Sampling, list[int]] = {}
+        for row, finite in enumerate(logits.isfinite().all(-1).tolist()):
+            if finite:
+                alike.setdefault(self.rows[row].sampling, []).append(row)
+        for sampling, rows in alike.items():
+            numbers = torch.from_numpy(uniforms[rows, 0] if sampling.is_random else np.zeros(len(rows)))
+            before = torch.from_numpy(counts[rows]) if sampling.counts_tokens else None
+            written[rows, 0] = sampling.draw(logits[rows, : self.known], numbers, before).numpy()
+            if counts.size:
+                counts[rows, written[rows, 0]] += 1
+        return written
+
+    def keep(self, rows: Sequence[int]) -> Sampler:
+        """A sampler of these rows alone, in this order."""
+        return Sampler([self.rows[row] for row in rows], self.known)
+
+
+#: random numbers of rows that take none
+_NO_NUMBERS = np.empty((0, 0))
+
+
+def require_finite(token: int) -> None:
+    """Raise NotFiniteError for what a sampler returns where logits are not finite: the likeliest of NaNs is some
+    token."""
+    if token == NOT_FINITE:
+        raise NotFiniteError(
+            "the model's logits are not finite, so that no token can be sampled: its training diverged, or its numbers "
+            "overflow in this precision. Load an earlier checkpoint, or use float32"
+        )

@@ -15,6 +15,7 @@ from slow import slow_where
 from glissando.errors import InputError
 from glissando.generation import generate
 from glissando.model import LanguageModel
+from glissando.sampling import RowSampler, Sampler
 from glissando.serving.engine import BusyError, Engine, TooLargeError
 from glissando.serving.prefixes import Prefixes
 from glissando.serving.session import Piece, Request
@@ -269,12 +270,12 @@ def test_a_dial_turned_on_the_way():
     run_down(engine)
     assert other.text == alone(model, request)[0].text
     # Without a control first and with one then is what no single call of `generate` says; here by hand.
-    ids, generator = list(request.ids), torch.Generator().manual_seed(0)
+    ids, sampler = list(request.ids), Sampler([RowSampler(request.sampling, torch.Generator().manual_seed(0))], 256)
     control = torch.tensor([[1.0, -1.0]], dtype=torch.float64)
     with torch.no_grad():
         logits, state = model(torch.tensor([ids]), model.init_state(1))
         for n in range(24):
-            token = request.sampling.draw(logits[:, -1], [generator])
+            token = torch.from_numpy(sampler.draw(logits[:, -1]))
             ids.append(int(token))
             # The step that follows the turn reads the token drawn before it.
             logits, state = model(token.view(1, 1), state, control=control if n >= 9 else None)

@@ -22,10 +22,10 @@ def test_the_logits_by_the_definition():
     """z - frequency * count - presence * (count > 0) + bias."""
     z = torch.tensor([[1.0, 2.0, 3.0, 4.0], [1.0, 2.0, 3.0, 4.0]], dtype=torch.float64)
     sampling = Sampling(frequency_penalty=0.5, presence_penalty=0.25, logit_bias=((0, 10.0), (2, -1.0)))
-    shifted = sampling.shifted(z, [[3, 3, 1], []])
+    shifted = sampling.shifted(z, torch.tensor([[0, 1, 0, 2], [0, 0, 0, 0]]))
     assert shifted.tolist() == [[11.0, 2 - 0.75, 2.0, 4 - 1.25], [11.0, 2.0, 2.0, 4.0]]
     assert z[0].tolist() == [1.0, 2.0, 3.0, 4.0], "the model's own are not changed"
-    assert Sampling().shifted(z, []) is z
+    assert Sampling().shifted(z).equal(z)
 
 
 def test_penalties_make_greedy_texts_repeat_less_and_a_bias_of_minus_100_bans(model):
@@ -68,7 +68,7 @@ def test_the_engine_writes_what_generate_does(model):
     [
         ({"frequency_penalty": float("nan")}, "frequency_penalty must be a finite number"),
         ({"presence_penalty": float("inf")}, "presence_penalty must be a finite number"),
-        ({"logit_bias": {-1: 1.0}}, "logit_bias must be finite numbers by token id"),
+        ({"logit_bias": {-1: 1.0}}, "logit_bias must be finite numbers, or -inf, by token id"),
         ({"logit_bias": {999: 1.0}}, "logit_bias has the token 999, outside the vocabulary of 256"),
     ],
 )

@@ -11,10 +11,11 @@ from torch import Tensor
 
 from glissando.decoding.interpreter import run
 from glissando.decoding.lowering import lower
-from glissando.decoding.program import Precision, Program, Slot
+from glissando.decoding.program import Op, Precision, Program, Slot
 from glissando.errors import InputError, LengthError, NotCompiled
 from glissando.kernels.compiled import over_rows
 from glissando.model import LanguageModel
+from glissando.sampling import Sampler
 from glissando.state import State, leaves
 
 
@@ -51,6 +52,9 @@ class Decoder:
             self.program: Program = lower(model, precision, with_control)
         self.controls = len(model.config.controls)
         self.with_control, self.vocab_size, self.max_length = with_control, *_limits(model)
+        draw = np.zeros_like(self.program.code[:1])
+        draw[0, :3] = Op.DRAW, self.program.logits, self.vocab_size
+        self._writing = np.concatenate([self.program.code, draw])
 
     @property
     def weight_bytes(self) -> int:
@@ -147,7 +151,33 @@ class Decoder:
                 f"ids must be from 0 to {self.vocab_size - 1}, got {given.min()} to {given.max()}; encode the text "
                 "with this model's own tokenizer"
             )
-        needed = int(rows.filled.max(initial=0)) + length
+        rows = self._with_room(rows, length)
+        if len(rows.registers) < batch * length:
+            rows = rows._replace(registers=np.zeros((batch * length, program.registers), np.float32))
+        self._run(program.code, rows, given.reshape(-1), control, length, _NOT_DRAWN)
+        rows.filled[:] += length
+        logits = rows.registers[: batch * length, program.logits : program.logits + self.vocab_size]
+        return torch.from_numpy(logits).reshape(*given.shape, self.vocab_size), rows
+
+    def write(
+        self, ids: Any, rows: Rows, control: Tensor | None, sampler: Sampler, count: int, end: int
+    ) -> tuple[Any, Rows]:
+        """The next `count` tokens of every row behind ids (B,), each drawn and read without returning to Python: (B,
+        count) as `glissando.kernels.drawing.draw_next` has them, and the rows.
+
+        The last token of each is not read yet. A row that ended has read others behind its end. ids and control are
+        those that `step` takes.
+
+        Raises LengthError where learned positions end.
+        """
+        rows, written = self._with_room(rows, count), np.empty((len(ids), count), np.int64)
+        self._run(self._writing, rows, ids.copy(), control, 1, (*sampler.arguments(count), end, written))
+        sampler.use(written)
+        return written, rows
+
+    def _with_room(self, rows: Rows, count: int) -> Rows:
+        """The rows with room for `count` tokens more. Raises LengthError where learned positions end."""
+        program, needed = self.program, int(rows.filled.max(initial=0)) + count
         if self.max_length is not None and needed > self.max_length:
             raise LengthError(
                 f"this model has learned positions for {self.max_length} tokens, but was given {needed}. Shorten the "
@@ -155,31 +185,30 @@ class Decoder:
             )
         if needed > rows.capacity and (program.slots or program.exact_slots):
             rows = _resized(rows, program, _room(max(needed, 2 * rows.capacity)))
-        if len(rows.registers) < batch * length:
-            rows = rows._replace(registers=np.zeros((batch * length, program.registers), np.float32))
-        turned = _NO_CONTROL if control is None else control.detach().to(torch.float32).contiguous().numpy()
-        self._run(rows, given.reshape(-1), turned, length)
-        rows.filled[:] += length
-        logits = rows.registers[: batch * length, program.logits : program.logits + self.vocab_size]
-        return torch.from_numpy(logits).reshape(*given.shape, self.vocab_size), rows
+        return rows
 
-    def _run(self, rows: Rows, ids: Any, control: Any, length: int) -> None:
-        """The program for all rows, on several threads where they are many."""
+    def _run(
+        self, code: Any, rows: Rows, ids: Any, control: Tensor | None, length: int, drawing: tuple[Any, ...]
+    ) -> None:
+        """The program for all rows, on several threads where they are many tokens."""
         p, batch = self.program, len(rows.filled)
+        turned = _NO_CONTROL if control is None else control.detach().to(torch.float32).contiguous().numpy()
         arguments = (
-            p.code, p.numbers, p.weights, p.halves, p.bytes, rows.registers, rows.fixed, rows.exact, rows.slots,
-            rows.exact_slots, rows.capacity, rows.filled, ids, control, length,
+            code, p.numbers, p.weights, p.halves, p.bytes, rows.registers, rows.fixed, rows.exact, rows.slots,
+            rows.exact_slots, rows.capacity, rows.filled, ids, turned, length, *drawing,
         )  # fmt: skip
-        if batch:
-            over_rows(run, torch.empty(batch, 1), *arguments, cost=length * self.weight_bytes // 2)
+        if batch > 1:
+            cost = max(length, drawing[-1].shape[1]) * self.weight_bytes // 2
+            over_rows(run, torch.empty(batch, 1), *arguments, cost=cost)
         else:
-            run(*arguments, 0, 0)
+            run(*arguments, 0, batch)
 
     def warm_up(self) -> None:
-        """Load the kernel, or compile it where this machine has not yet: a step of no rows."""
+        """Load the kernels, or compile them where this machine has not yet: a step of no rows."""
         empty, filled = np.zeros((0, 0), np.float32), np.zeros(0, np.int64)
         rows = Rows(empty, empty.astype(np.float64), empty, empty.astype(np.float64), filled, empty, 0)
-        self._run(rows, filled, _NO_CONTROL, 1)
+        self._run(self.program.code, rows, filled, None, 1, _NOT_DRAWN)
+        Sampler([], 0).draw(torch.zeros(0, 0))
 
     def mark(self, rows: Rows) -> tuple[Any, Any, Any]:
         """What `restore` needs: states of constant size, and how many slots of the caches are filled."""
@@ -200,6 +229,8 @@ class Decoder:
 
 #: what stands for the control of a model without
 _NO_CONTROL = np.zeros((1, 1), np.float32)
+#: what stands for the arguments of drawing in a step that draws nothing
+_NOT_DRAWN = (*Sampler([], 0).arguments(0), -1, np.empty((0, 0), np.int64))
 
 
 def _limits(model: LanguageModel) -> tuple[int, int | None]:

@@ -23,6 +23,7 @@ from glissando.decoding.nearness import bounded_energy, nearness
 from glissando.decoding.products import SUMS, linear
 from glissando.decoding.program import Op
 from glissando.kernels.compiled import kernel
+from glissando.kernels.drawing import all_ended, draw_next
 from glissando.kernels.scan_numba import forward_pairs as scan_pairs
 from glissando.mixers.attention.numba import step as attention
 from glissando.mixers.delta.numba import step as delta
@@ -33,7 +34,7 @@ from glissando.mixers.spectral.numba import step as spectral
 @kernel
 def run(  # noqa: C901 - one branch for each instruction
     code, numbers, w, halves, bytes_, regs, fixed, exact, slots, exact_slots, capacity, filled, ids, control, length,
-    first, last,
+    known, drawn_by, top_k, counts, biases, uniforms, ending, written, first, last,
 ):  # fmt: skip
     """The program for the texts from `first` to `last`, `length` tokens of each: an instruction is computed for all
     tokens before the next one, so that a weight is read once for them.
@@ -44,11 +45,15 @@ def run(  # noqa: C901 - one branch for each instruction
     fixed (B, F) float32 and exact (B, E) float64: states of constant size
     slots (B, S capacity) float32 and exact_slots (B, D capacity) float64: caches of `capacity` slots
     filled (B,): tokens that each text has read; ids (B length,); control (B, C) float32
+
+    A program with DRAW at its end runs once for each column of written (B, N): a token is read, the next one is drawn
+    into `written` and `ids`, as glissando.kernels.drawing has it.
     """
+    shifted, chances, order = np.empty(known), np.empty(known), np.empty(known, np.int64)
     scores, sums = np.empty(capacity + 1, np.float32), np.empty(SUMS, np.float32)
     begin, end = first * length, last * length
-    for step in range(len(code)):
-        c = code[step]
+    for step in range(len(code) * max(written.shape[1], 1)):
+        c, n = code[step % len(code)], step // len(code)
         op = c[0]
         if op == Op.LINEAR:
             if c[7] == 0:
@@ -138,3 +143,10 @@ def run(  # noqa: C901 - one branch for each instruction
             elif op == Op.COPY_CONTROL:
                 for i in range(c[2]):
                     r[c[1] + i] = control[row, i]
+            elif op == Op.DRAW:
+                draw_next(
+                    r[c[1] : c[1] + c[2]], known, drawn_by, top_k, counts, biases, uniforms, ending, written, row, n,
+                    ids, filled, shifted, chances, order,
+                )  # fmt: skip
+        if op == Op.DRAW and all_ended(ending, written, n, first, last):
+            return

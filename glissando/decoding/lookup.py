@@ -11,12 +11,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import cycle, islice
 from numbers import Integral
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from glissando.decoding.steps import BlockStep
 from glissando.errors import ConfigError
+from glissando.sampling import Sampler
 from glissando.state import State
 
 #: tokens that must be the same for what followed them to be expected again
@@ -85,6 +87,10 @@ class LookupStep:
         self._ahead, self._proposed, self._control = ahead, len(ahead), control
         self._logits = self._step(torch.tensor([[token, *ahead]], device=ids.device), control)
         return self._logits[:, 0]
+
+    def write(self, ids: Any, control: Tensor | None, sampler: Sampler, count: int, end: int) -> Any:
+        """One token: the draft's next one is known once it is drawn."""
+        return sampler.draw(self(torch.from_numpy(ids), control))
 
     def _settle(self) -> None:
         """Rewind to the last token that was asked for."""

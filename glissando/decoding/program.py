@@ -19,6 +19,7 @@ Operands are places: of registers (R, numbers of one row), weights (W), numbers 
     NEARNESS            q, k, v, dst, biases, keys S, values S, e D, total E, latest F, temperatures W, six sizes
     BOUNDED_ENERGY    x, dst, vectors, size, matrix W, is diagonal, eps and tau N
     MEAN           y, dst, size, mean F, passed E         COPY_CONTROL  dst, size
+    DRAW           logits, size: the next token, at the end of a program that runs several times in a call
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ from glissando.quantisation import quantised
 Op = IntEnum(
     "Op",
     "LINEAR RMS_NORM LAYER_NORM COMPLEX_NORM ACTIVATE SILU_PRODUCT ADD_SCALED SCALED ADD_WEIGHTS GATE EMBED POSITION "
-    "CONV ROPE ROTATE SPECTRAL SCAN_PAIRS LIQUID DELTA ATTENTION NEARNESS BOUNDED_ENERGY MEAN COPY_CONTROL",
+    "CONV ROPE ROTATE SPECTRAL SCAN_PAIRS LIQUID DELTA ATTENTION NEARNESS BOUNDED_ENERGY MEAN COPY_CONTROL DRAW",
     start=0,
 )
 

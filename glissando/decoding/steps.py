@@ -15,6 +15,7 @@ from glissando.errors import ConfigError, NotCompiled, unknown_name
 from glissando.mixers import Memo
 from glissando.model import LanguageModel
 from glissando.quantisation import is_rounded
+from glissando.sampling import Sampler
 from glissando.state import State, select_rows
 
 #: auto: compiled where the model has a compiled step, else plain
@@ -29,6 +30,10 @@ class Step(Protocol):
 
     def __call__(self, ids: Tensor, control: Tensor | None) -> Tensor:
         """One token a row (B,), control (B, C) -> logits (B, V), overwritten by the next call."""
+
+    def write(self, ids: Any, control: Tensor | None, sampler: Sampler, count: int, end: int) -> Any:
+        """The next tokens of each row behind ids (B,), drawn by `sampler`: (B, n) int64 with 0 < n <= count, of which
+        the last are not read. Behind `end` and NOT_FINITE a row has ENDED (glissando.kernels.drawing)."""
 
     def keep(self, rows: Sequence[int]) -> None:
         """Only these rows, in this order."""
@@ -60,8 +65,12 @@ class PlainStep:
 
     def _read(self, ids: Tensor, control: Tensor | None, donate: bool) -> Tensor:
         with computing(self.model):
+            ids = ids.to(self.model.embedding.weight.device)
             logits, self.state = self.model(ids, self.state, control=control, donate=donate, memo=self._memo)
         return logits
+
+    def write(self, ids: Any, control: Tensor | None, sampler: Sampler, count: int, end: int) -> Any:
+        return sampler.draw(self(torch.from_numpy(ids), control))
 
     def rewind(self, count: int) -> None:
         self.state, ids, control = self._latest
@@ -83,6 +92,10 @@ class CompiledStep:
             self._latest = self.decoder.mark(self.rows), ids, control
         logits, self.rows = self.decoder.step(ids, self.rows, control)
         return logits
+
+    def write(self, ids: Any, control: Tensor | None, sampler: Sampler, count: int, end: int) -> Any:
+        written, self.rows = self.decoder.write(ids, self.rows, control, sampler, count, end)
+        return written
 
     def rewind(self, count: int) -> None:
         mark, ids, control = self._latest

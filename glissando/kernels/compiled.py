@@ -51,12 +51,17 @@ _NUMBA: Any = config
 _PARTS = {torch.complex64: np.float32, torch.complex128: np.float64}
 
 
-def kernel(function: Callable[..., Any]) -> Any:
+def exact_kernel(function: Callable[..., Any]) -> Any:
+    """A kernel whose operations are computed as they are written, one rounding each."""
+    return kernel(function, set())
+
+
+def kernel(function: Callable[..., Any], freedom: set[str] = _FAST) -> Any:
     """The function compiled at its first call, and kept on disk for the next process where that is possible.
 
     It is kept under $NUMBA_CACHE_DIR, or in the user's cache directory under this version's name: never in the package.
     """
-    jit: Any = partial(njit, nogil=True, fastmath=_FAST, error_model="numpy")
+    jit: Any = partial(njit, nogil=True, fastmath=freedom, error_model="numpy")
     named = _NUMBA.CACHE_DIR
     try:
         _NUMBA.CACHE_DIR = named or _kernel_directory()

@@ -58,3 +58,23 @@ def sigmoid(x: Any) -> Any:
 def softplus(x: Any) -> Any:
     """log(1 + exp(x)), without overflow."""
     return np.float32(max(x, _ZERO) + math.log1p(exp(-abs(x))))
+
+
+#: of exp64: n = floor(x log2 e + 1/2), f = x - n log 2, exp(x) = 2^n sum f^k / k!, all in float64
+LOG2E64, HIGH64, LOW64 = 1.4426950408889634, 6.93147180369123816490e-01, 1.90821492927058770002e-10
+SERIES64 = tuple(1 / math.factorial(n) for n in range(13, -1, -1))
+#: at it and below exp64 is 0
+SMALLEST64 = -708.0
+
+
+@register_jitable(fastmath=False)
+def exp64(x: Any) -> Any:
+    """exp(x), x <= 0 in float64, by operations that IEEE 754 defines to the last bit: tensors can repeat them."""
+    if x <= SMALLEST64:
+        return 0.0
+    n = np.floor(x * LOG2E64 + 0.5)
+    f = (x - n * HIGH64) - n * LOW64
+    p = SERIES64[0]
+    for factor in SERIES64[1:]:
+        p = p * f + factor
+    return p * np.int64((np.int64(n) + np.int64(1023)) << np.int64(52)).view(np.float64)

@@ -12,9 +12,11 @@ from torch import Tensor
 
 from glissando.decoding.lookup import LookupStep
 from glissando.decoding.steps import CompiledStep, Kind, Step, step_from
-from glissando.generation import writable
+from glissando.generation import known_tokens
+from glissando.kernels.drawing import NOT_FINITE
 from glissando.mixers import Memo
 from glissando.model import LanguageModel
+from glissando.sampling import Sampler
 from glissando.serving.session import Listener, Outbox, Piece, Request, Session, Token
 from glissando.state import State, fit_room, join_rows, leaves, select_rows
 
@@ -49,7 +51,7 @@ class Reading:
         request, ids = self.request, self.request.ids[self.done :][: len(logits)]
         self.sound &= bool(logits.isfinite().all())
         before = logits[:1] if self.logits is None else self.logits.unsqueeze(0)
-        tokens = scored(writable(model, torch.cat([before, logits[:-1]])), ids, request.top or 0)
+        tokens = scored(torch.cat([before, logits[:-1]])[:, : known_tokens(model)], ids, request.top or 0)
         if self.logits is None:  # nothing is predicted before the first, which stands for the beginning
             tokens[:1] = [Token(ids[0])] if request.begun else []
         self.scored += tokens
@@ -86,6 +88,7 @@ class Batch:
         self.sessions, self.logits = list(sessions), logits  # logits (B, V)
         self._state = state
         self._step: Step | None = None
+        self._sampler: Sampler | None = None
 
     @property
     def state(self) -> State:
@@ -105,12 +108,13 @@ class Batch:
             assert self.logits is not None
             state, logits = join_rows(self.state, state), torch.cat([self.logits, logits])
         self.sessions, self._state, self._step, self.logits = [*self.sessions, *sessions], state, None, logits
+        self._sampler = None
 
     def keep(self, rows: list[int]) -> None:
         """Only these rows, in this order."""
         if len(rows) == len(self.sessions):
             return
-        self.sessions = [self.sessions[row] for row in rows]
+        self.sessions, self._sampler = [self.sessions[row] for row in rows], None
         if not rows:
             self.clear()
             return
@@ -145,17 +149,23 @@ class Batch:
             self.due = (self.due if now - self.due < pause else now) + pause
         return True
 
-    def drop_overflown(self) -> Outbox:
-        """Rows of which nothing can be drawn end alone: a draw fails for its whole batch."""
+    def draw(self, known: int) -> Tensor:
+        """(B,) the next token of each row, of the first `known`; NOT_FINITE where its logits are not."""
         assert self.logits is not None
-        sound = self.logits.isfinite().all(-1).tolist()
-        fell = [overflown(session) for session, fine in zip(self.sessions, sound, strict=True) if not fine]
-        self.keep([row for row, fine in enumerate(sound) if fine])
-        return fell
+        if self._sampler is None:
+            self._sampler = Sampler([session.sampler for session in self.sessions], known)
+        return torch.from_numpy(self._sampler.draw(self.logits)[:, 0])
+
+    def drop_overflown(self, ids: Tensor) -> tuple[Outbox, list[int]]:
+        """Rows of which nothing could be drawn end alone; those that stay, as they were numbered."""
+        fell = [overflown(s) for s, token in zip(self.sessions, ids.tolist(), strict=True) if token == NOT_FINITE]
+        sound = (ids != NOT_FINITE).nonzero().flatten().tolist()
+        self.keep(sound)
+        return fell, sound
 
     def clear(self) -> None:
         """No texts."""
-        self.sessions, self._state, self._step, self.logits = [], None, None, None
+        self.sessions, self._state, self._step, self.logits, self._sampler = [], None, None, None, None
 
     def row(self, row: int) -> tuple[State, Tensor]:
         """The state and the logits (V,) of one row, in memory of their own."""
@@ -211,7 +221,7 @@ def scored(logits: Tensor, ids: Sequence[int], top: int) -> list[Token]:
 def tokens_of(model: LanguageModel, batch: Batch, ids: Tensor) -> list[Token]:
     """The tokens `ids`, one a row, with the log-probabilities that each text asks for."""
     assert batch.logits is not None
-    tokens, known = [Token(int(token)) for token in ids.tolist()], writable(model, batch.logits)
+    tokens, known = [Token(token) for token in ids.tolist()], batch.logits[:, : known_tokens(model)]
     for top in {s.request.top for s in batch.sessions} - {None}:
         rows = [row for row, session in enumerate(batch.sessions) if session.request.top == top]
         for row, token in zip(rows, scored(known[rows], ids[rows].tolist(), top or 0), strict=True):

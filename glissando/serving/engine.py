@@ -27,7 +27,7 @@ from torch import Tensor
 from glissando.allocator import return_freed_memory
 from glissando.decoding.lookup import require_lookup
 from glissando.decoding.steps import Kind, decoder_of
-from glissando.generation import Sampling, tokenizer_of, tokens_left, writable
+from glissando.generation import known_tokens, tokenizer_of, tokens_left
 from glissando.machine import available_bytes, readable
 from glissando.mixers import Memo
 from glissando.model import LanguageModel
@@ -350,11 +350,12 @@ class Engine:
     def _write(self, batch: Batch) -> None:
         if not batch.sessions:
             return
-        self._outbox += batch.drop_overflown()
+        ids = self._draw(batch)
+        fell, sound = batch.drop_overflown(ids)
+        self._outbox += fell
         if not batch.sessions:
             return
-        assert batch.logits is not None
-        ids = self._draw(batch)
+        ids = ids[sound]
         tokens = tokens_of(self.model, batch, ids)
         going: list[int] = []
         for row, (session, token) in enumerate(zip(batch.sessions, tokens, strict=True)):
@@ -374,17 +375,8 @@ class Engine:
             batch.advance(self.model, ids[going], control, self.step_kind, self._memo, self.lookup)
 
     def _draw(self, batch: Batch) -> Tensor:
-        """(B,) the next token of each row, those that draw alike drawn together."""
-        assert batch.logits is not None
-        alike: dict[Sampling, list[int]] = {}
-        for row, session in enumerate(batch.sessions):
-            alike.setdefault(session.sampling, []).append(row)
-        ids = batch.logits.new_empty(len(batch.sessions), dtype=torch.int64)
-        known = writable(self.model, batch.logits)
-        for sampling, rows in alike.items():
-            logits, sessions = known if len(alike) == 1 else known[rows], [batch.sessions[row] for row in rows]
-            ids[rows] = sampling.draw(logits, [s.generator for s in sessions], [s.written for s in sessions])
-        return ids
+        """(B,) the next token of each row, or NOT_FINITE."""
+        return batch.draw(known_tokens(self.model))
 
     def _remember(self, batch: Batch, row: int) -> None:
         """The state before a finished text's last token: what a conversation goes on from."""

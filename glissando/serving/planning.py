@@ -104,7 +104,7 @@ class Served:
             )
         if count > most:
             raise BadRequestError(f"max_tokens is {count:,}, and a text here has at most {most:,}", "max_tokens")
-        size = self.config.vocab_size
+        size = min(self.tokenizer.vocab_size, self.config.vocab_size)
         if unknown := [token for token in body.logit_bias if token >= size]:
             raise BadRequestError(f"logit_bias: token {unknown[0]} is outside the vocabulary of {size}", "logit_bias")
         seed = secrets.randbelow(2**31) if body.seed is None else body.seed

@@ -10,7 +10,7 @@ import torch
 
 from glissando.data.tokenizers import Tokenizer
 from glissando.errors import GlissandoError
-from glissando.sampling import Sampling
+from glissando.sampling import RowSampler, Sampling
 from glissando.text_row import TextRow
 
 Finish = Literal["stop", "length"]
@@ -153,8 +153,9 @@ class Session:
     ) -> None:
         self.request, self.listener, self.reservation = request, listener, reservation
         self.text = TextRow(tokenizer, list(request.stop))
-        self.sampling = replace(request.sampling, seed=0)  # what texts that are drawn together have in common
-        self.generator = torch.Generator().manual_seed(request.sampling.seed + number)
+        generator = torch.Generator().manual_seed(request.sampling.seed + number)
+        # Without the seed, texts that are drawn alike by tensors are drawn together.
+        self.sampler = RowSampler(replace(request.sampling, seed=0), generator)
         self.written: list[int] = []
         self.cancelled = self.done = False
         #: what the next token is read under, and what was requested since
