@@ -32,7 +32,7 @@ help:
 	@touch $@
 
 play: .venv/.installed
-	$(BIN)/python -m glissando serve dial --port 0 --open
+	$(BIN)/python -m glissando serve dial --open
 
 demo: .venv/.installed
 	@# Small steps, because their number is what counts so early; AdamW, because Muon takes twice as long for so small a step.

@@ -72,7 +72,6 @@ class Served:
 
     def __init__(self, model: LanguageModel, others: dict[str, LanguageModel] | None = None, **options) -> None:
         self.model, self.gate = model, Gate()
-        options.setdefault("about", {"tiny": {"prompts": PROMPTS}})
         self.server = Server({"tiny": model, **(others or {})}, limits=LIMITS, **options)
         self.engine, self._step = self.server.served["tiny"].engine, self.server.served["tiny"].engine.step
         self.engine.step = self._gated
@@ -152,8 +151,13 @@ def released(tokens: list[str], surprise: list[float]) -> list[tuple[str, float,
     return spans
 
 
-def level(bits: float) -> int:
-    return max(n for n, least in enumerate((0, 0.5, 1, 2, 3, 4, 6, 8)) if bits >= least)
+def legend(page) -> list[float]:
+    """Lower ends of the colours."""
+    return [float(least.strip("+")) for least in page.locator("#legend li").all_text_contents()]
+
+
+def level(bits: float, legend: list[float]) -> int:
+    return max(n for n, least in enumerate(legend) if bits >= least)
 
 
 def title(bits: float, count: int) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import ipaddress
 import os
 import re
@@ -20,6 +21,8 @@ KEY = "GLISSANDO_API_KEY"
 ABOUT = "page at /, completions at /v1"
 #: texts written at a time, for which the number of threads is chosen
 _ROWS = 8
+#: the default; links to a page stay valid from one start to the next
+PORT = 8000
 _LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 
@@ -32,7 +35,9 @@ def main(arguments: Sequence[str]) -> None:
         default="127.0.0.1",
         help=f"address to listen on, by default only reachable from this machine; {KEY} has the keys to ask for",
     )
-    parser.add_argument("--port", type=whole, default=8000, help="port; 0 chooses a free one")
+    parser.add_argument(
+        "--port", type=whole, help="port, 8000 by default, or a free one where that is taken; 0: a free one"
+    )
     parser.add_argument(
         "--name",
         action="append",
@@ -51,7 +56,6 @@ def main(arguments: Sequence[str]) -> None:
     add_model_options(parser, "weights", "step", "lookup")
     options = parse(parser, arguments)
     for name, least in {
-        "port": 0,
         "prefix_mib": 0,
         "lookup": 0,
         "max_sessions": 1,
@@ -60,7 +64,27 @@ def main(arguments: Sequence[str]) -> None:
     }.items():
         if getattr(options, name) < least:
             raise ConfigError(f"--{name} must be at least {least}, got {getattr(options, name)}")
+    require_port(options)
     serve(options)
+
+
+def require_port(o: Options) -> None:
+    """Raise ConfigError for a port that is none."""
+    if o.port is not None and o.port < 0:
+        raise ConfigError(f"--port must be at least 0, got {o.port}")
+
+
+def port_of(o: Options) -> int:
+    """The requested port; without a request PORT, or 0, any free one, with a line where PORT is taken."""
+    if o.port is not None:
+        return int(o.port)
+    try:
+        socket.create_server((o.host, PORT), family=socket.AF_INET6 if ":" in o.host else socket.AF_INET).close()
+    except OSError as error:
+        if error.errno == errno.EADDRINUSE:
+            print(f"port {PORT} is taken: listening at a free one; --port chooses one that stays the same", flush=True)
+            return 0
+    return PORT  # listening says what else is wrong
 
 
 def read_keys() -> list[str]:
@@ -118,7 +142,7 @@ def missing(error: ModuleNotFoundError) -> MissingExtraError:
 def serve(o: Options) -> None:
     """Open the runs and listen. Raises MissingExtraError without the packages, RunError for what is no run."""
     server = _server(o)
-    listen(server.config(host=o.host, port=o.port), ", ".join(_named(o)), server.runner.close, ABOUT, o.open)
+    listen(server.config(host=o.host, port=port_of(o)), ", ".join(_named(o)), server.runner.close, ABOUT, o.open)
 
 
 def _server(o: Options) -> Any:

@@ -54,7 +54,7 @@ def table_parser(parser: Parser, action: str, preset: str, samples: str, types: 
     add("--count", type=whole, default=40, help="for example: number of series")
     add("--seed", type=whole, default=0, help="of an example, and of what is drawn")
     add("--host", default="127.0.0.1", help="for serve: address to listen on, by default this machine")
-    add("--port", type=whole, default=8000, help="for serve: port; 0 chooses a free one")
+    add("--port", type=whole, help="for serve: port, 8000 by default, or a free one where that is taken; 0: a free one")
     add("--memory", metavar="SIZE", default="256MiB", help="for serve: of the states of all series")
     add_threads_option(parser)
     add_import_option(parser)
@@ -197,18 +197,17 @@ def serve_table(options: Options, run: Any, what: str) -> None:
         run: The class of the run.
         what: Is sent to the server, for people.
     """
-    from glissando.cli.serve import access, listen, missing, size_of
+    from glissando.cli.serve import access, listen, missing, port_of, require_port, size_of
 
     try:
         from glissando.serving.tables import server_of
     except ModuleNotFoundError as error:
         raise missing(error) from error
-    if options.port < 0:
-        raise ConfigError(f"--port must be at least 0, got {options.port}")
+    require_port(options)
     memory = size_of(options.memory)
     keys, hosts = access(options.host)
     choose_threads(options, *USUAL)
     name = Path(options.run).resolve().name
     server = server_of(run.open(options.run), name, memory=memory, api_key=keys, hosts=hosts)
     about = f"POST {what} to /v1/observe; GET /v1/series describes them"
-    listen(server.config(host=options.host, port=options.port), server.name, server.close, about)
+    listen(server.config(host=options.host, port=port_of(options)), server.name, server.close, about)

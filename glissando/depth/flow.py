@@ -177,7 +177,10 @@ class FlowDepth(Depth):
             compute()
         finally:
             hook.remove()
-        about = "How fast a token moves through depth, |dH/dδ|. Its mean over δ is the length of the path."
+        about = (
+            "How fast each token's state changes at each evaluation of the ODE, |dH/dδ|. Columns that stand out are "
+            "the tokens that depth changes most; rows that do are the depths that do most of the work."
+        )
         return Picture("trajectory", "Speed over depth", about, "", True, torch.stack(values), tuple(rows))
 
     def lower(self, builder: Any, x: int, control: int | None) -> tuple[int, Any]:

@@ -55,9 +55,13 @@ def test_every_token_is_coloured_by_its_surprise(liquid, visit):
     surprise = [-value / math.log(2) for value in answer["token_logprobs"]]
     page = met(visit(liquid))
     ask(page, "A hen", max_tokens=60, seed=3)
-    assert f"{sum(surprise) / len(surprise):.2f} bits per token" in ended(page)
+    mean = sum(surprise) / len(surprise)
+    assert f"{mean:.2f} bits per token" in ended(page)
+    legend = pages.legend(page)
+    assert mean * 2 < legend[-1] < mean * 8  # it is scaled to the model
+    assert legend != [0, 0.5, 1, 2, 3, 4, 6, 8]
     wanted = [
-        (text, "token" + " newline" * (text == "\n") + f" bits-{pages.level(bits)}", pages.title(bits, count))
+        (text, "token" + " newline" * (text == "\n") + f" bits-{pages.level(bits, legend)}", pages.title(bits, count))
         for text, bits, count in pages.released(answer["tokens"], surprise)
     ]
     assert len(wanted) > 20
@@ -105,7 +109,7 @@ def test_events_come_whole_wherever_the_network_cuts(liquid, visit):
 
 
 def test_what_the_model_was_trained_on_is_said_before_it_writes(visit):
-    about = {"trained_on": "the built-in children's stories", "prompts": pages.PROMPTS}
+    about = {"trained_on": "the built-in children's stories"}
     served = pages.Served(pages.model_of("liquid-ssm-nano"), about={"tiny": about})
     try:
         page = met(visit(served))
@@ -116,30 +120,59 @@ def test_what_the_model_was_trained_on_is_said_before_it_writes(visit):
         served.stop()
 
 
+def test_the_page_begins_with_a_story_and_a_link_does_not(visit):
+    served = pages.Served(pages.model_of("liquid-ssm-nano"), about={"tiny": {"prompts": pages.PROMPTS[1:]}})
+    try:
+        linked = met(visit(served, at="#prompt=The+fox&seed=3"))
+        expect(linked.locator("#shared")).to_have_text("This link holds a text. Press Write to generate it.")
+        before = served.engine.tokens_written
+        page = visit(served, color_scheme="light")
+        expect(page.locator("#given")).to_have_text(pages.PROMPTS[1])
+        expect(page.locator("#written .token").first).to_be_attached()
+        assert before == 0
+        assert linked.locator("#text").is_hidden()
+        page.click("#stop")
+        page.click("#examples button >> nth=1")
+        expect(page.locator("#given")).to_have_text(pages.PROMPTS[2])
+    finally:
+        served.stop()
+
+
+def test_a_text_ends_with_the_sentence_that_ends_in_the_last_part_of_its_limit(liquid, visit):
+    said = [*'A. B. "C. D', *'." E. F. G.']
+    answer = "".join(pages.event(letter, {letter: 1}) for letter in said) + "data: [DONE]\n\n"
+    page = met(visit(liquid, {"v1/completions": lambda route: route.fulfill(body=answer)}))
+    ask(page, "", max_tokens=10)
+    line = ended(page)
+    assert page.text_content("#written") == 'A. B. "C. D."'
+    assert "; at the last sentence within its limit of tokens." in line
+    assert page.locator("#error").is_hidden()
+
+
 # ---------------------------------------------------------------------- dials and stops
 
 
 def test_a_dial_turned_while_text_streams_changes_what_follows(hybrid, visit):
     model, seed = hybrid.model, pages.lasting_seed(hybrid.model, "The fox", 30)
     page = met(visit(hybrid))
-    page.check("#use-dials")
+    page.get_by_label("speech, as a number").fill("0.5")
     begun(page, hybrid, 6, max_tokens=30, seed=seed)
     with page.expect_response("**/control") as turned:
         page.get_by_label("mood", exact=True).press("End")
     hybrid.gate.allow(pages.EVER)
-    assert turned.value.json()["control"] == {"mood": 1.0, "speech": 0.0}
+    assert turned.value.json()["control"] == {"mood": 1.0, "speech": 0.5}
     expect(page.get_by_label("mood, as a number")).to_have_value("1")
     ended(page)
     asked = itertools.count()
     # The prompt and six tokens were read before the dial was turned.
-    expected = stream(model, "The fox", max_tokens=30, seed=seed, control=lambda: [float(next(asked) > 6), 0.0])
+    expected = stream(model, "The fox", max_tokens=30, seed=seed, control=lambda: [float(next(asked) > 6), 0.5])
     written = page.text_content("#written")
     assert written == "".join(expected)
-    assert written != generate(model, ["The fox"], max_tokens=30, seed=seed, control=[0.0, 0.0])[0]
+    assert written != generate(model, ["The fox"], max_tokens=30, seed=seed, control=[0.0, 0.5])[0]
     assert page.complaints == []
 
 
-def test_dials_that_are_not_used_are_not_sent(hybrid, visit):
+def test_dials_at_zero_are_not_sent_and_a_turned_one_is(hybrid, visit):
     page, bodies = met(visit(hybrid)), []
     page.on("request", lambda r: bodies.append(r.post_data_json) if r.url.endswith("/completions") else None)
     ask(page, max_tokens=5, seed=1)
@@ -148,7 +181,6 @@ def test_dials_that_are_not_used_are_not_sent(hybrid, visit):
     beyond = page.locator(".beyond", has_text="speech=2.5 is outside -1 to 1, where this model was trained.")
     expect(beyond).to_be_visible()
     expect(page.locator(".beyond:visible")).to_have_count(1)
-    expect(page.locator("#use-dials")).to_be_checked()
     ask(page, max_tokens=5, seed=2)
     ended(page, "Seed 2")
     assert "control" not in bodies[0]
@@ -192,15 +224,15 @@ def test_stop_stops_at_once_and_frees_the_slot(how, liquid, visit):
     assert "Seed 7" in ended(page, "Seed 7")
 
 
-def test_putting_the_dials_away_draws_the_picture_without_them(hybrid, visit):
+def test_dials_back_at_zero_draw_the_picture_without_them(hybrid, visit):
     page = met(visit(hybrid))
     ask(page, max_tokens=5)
     ended(page)
     expect(page.locator("figure")).to_be_visible()
-    page.check("#use-dials")
+    page.get_by_label("mood, as a number").fill("1")
     asked = []
     page.on("request", lambda request: asked.append(request.post_data) if request.url.endswith("look") else None)
-    page.uncheck("#use-dials")
+    page.get_by_label("mood, as a number").fill("0")
     pages.until(lambda: page.wait_for_timeout(50) or any("mood" not in body for body in asked))
 
 

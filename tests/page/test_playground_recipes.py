@@ -73,7 +73,7 @@ def test_links_hold_every_part_of_a_recipe(liquid, visit):
       const { toFragment, fromFragment } = await import("/recipe.js");
       return [fromFragment("#" + toFragment(recipe)), fromFragment("#top"), fromFragment("")];
     }"""
-    recipe = {"prompt": "Who? \u00abMe\u00bb & +1%", **shared, "compare": "dial a:b", "columns": [one, other]}
+    recipe = {"prompt": "Who? \u00abMe\u00bb & +1%", **shared, "columns": [one, other]}
     assert visit(liquid).evaluate(script, recipe) == [recipe, None, None]
 
 
@@ -146,8 +146,10 @@ def test_alternatives_by_keyboard(liquid, visit):
 def test_two_columns_write_with_one_seed_and_are_linked(hybrid, visit):
     page = met(visit(hybrid))
     seed = next(s for s in range(99) if all(len(_under(hybrid, mood, s)) > 12 for mood in (-1.0, 1.0)))
-    page.select_option("#compare", label="sad and happy (mood)")
-    ask(page, max_tokens=15, seed=seed)
+    page.fill("#prompt", "The fox")
+    page.fill("#max_tokens", "15")
+    page.fill("#seed", str(seed))
+    page.get_by_role("button", name="Sad and happy, side by side").click()
     ended(page)
     expect(page.locator("#ending-b")).to_contain_text(f"Seed {seed}")
     texts = [page.text_content(which) for which in ("#written", "#written-b")]
@@ -158,21 +160,21 @@ def test_two_columns_write_with_one_seed_and_are_linked(hybrid, visit):
     expect(other.locator("#ending-b")).to_contain_text(f"Seed {seed}")
     ended(other)
     assert [other.text_content(which) for which in ("#written", "#written-b")] == texts
-    assert other.locator("#compare option:checked").text_content() == "sad and happy (mood)"
     expect(page.locator("#looks-title")).to_have_text(re.compile("Inside the model: (first|second) text, tiny"))
-    page.select_option("#compare", "one")
+    page.get_by_role("button", name="One text").click()
     expect(page.locator("#written-b")).to_have_count(0)
     page.click("#undo")
     assert [page.text_content(which) for which in ("#written", "#written-b")] == texts
-    expect(page.locator("#compare")).to_have_value("dial mood")
     assert page.complaints == other.complaints == []
 
 
 def test_a_branch_waits_for_its_own_column_alone(hybrid, visit):
     page = met(visit(hybrid))
-    page.select_option("#compare", label="sad and happy (mood)")
     hybrid.gate.allow(8)
-    ask(page, max_tokens=15, seed=next(s for s in range(99) if len(_under(hybrid, 1.0, s)) > 12))
+    page.fill("#prompt", "The fox")
+    page.fill("#max_tokens", "15")
+    page.fill("#seed", str(next(s for s in range(99) if len(_under(hybrid, 1.0, s)) > 12)))
+    page.get_by_role("button", name="Sad and happy, side by side").click()
     for which in ("#written", "#written-b"):
         expect(page.locator(f"{which} .token").nth(2)).to_be_attached()
     expect(page.locator("#ending-b")).to_have_text("Writing.")
@@ -219,19 +221,16 @@ def test_two_models_are_compared_and_chosen(visit):
         page = met(visit(served))
         expect(page.locator("#about")).to_have_text("tiny, stories")
         expect(page.locator("#model-about")).to_contain_text("tiny · ")
-        expect(page.locator("#examples button")).to_have_text(pages.PROMPTS)
         page.select_option("#model", "stories")
         expect(page.locator("#dials")).to_be_hidden()
         expect(page.locator("#model-about")).to_contain_text("ordinary layers")
-        expect(page.locator("#examples")).to_be_hidden()  # none are known for this one
         ask(page, max_tokens=8, seed=4)
         ended(page)
         stories = served.server.served["stories"].engine.model
         assert page.text_content("#written") == generate(stories, ["The fox"], max_tokens=8, seed=4)[0]
-        page.select_option("#compare", "models")
+        page.get_by_role("button", name="Two models").click()
         expect(page.locator("#model-b")).to_have_value("tiny")
         expect(page.locator("#model-about-b")).to_contain_text("depth is an ODE")
-        page.click("#write")
         expect(page.locator("#ending-b")).to_contain_text("Seed 4")
         assert page.text_content("#written-b") == generate(served.model, ["The fox"], max_tokens=8, seed=4)[0]
         assert page.complaints == []
@@ -277,5 +276,3 @@ def test_a_text_goes_on_again_and_elsewhere(liquid, visit):
     page.click("#copy-link")
     expect(page.locator("#shared")).to_have_text("Link copied.")
     assert page.evaluate("navigator.clipboard.readText()") == page.url
-    page.click("#examples button >> nth=1")
-    expect(page.locator("#given")).to_have_text("One morning the little fox")

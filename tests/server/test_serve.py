@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 import re
 import signal
+import socket
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -19,7 +21,7 @@ openai = pytest.importorskip("openai", reason="OpenAI's client is not installed"
 import httpx2 as httpx  # noqa: E402
 from serving import ENDLESS, LIMITS, NAME, ask, connected, head, serving, tiny, wait_until  # noqa: E402
 
-from glissando.cli import main  # noqa: E402
+from glissando.cli import main, serve  # noqa: E402
 from glissando.generation import generate  # noqa: E402
 
 # ---------------------------------------------------------------------- OpenAI's client
@@ -234,6 +236,18 @@ def test_the_verb_serves_and_stops(tmp_path, capsys):
         error = process.stderr.read() if process.stderr else ""
     assert process.returncode in (0, 130), error
     assert "Traceback" not in error
+
+
+def test_the_port_stays_the_same_and_a_free_one_stands_in_where_it_is_taken(monkeypatch, capsys):
+    default, requested = SimpleNamespace(host="127.0.0.1", port=None), SimpleNamespace(host="127.0.0.1", port=7)
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        monkeypatch.setattr(serve, "PORT", port)
+        assert serve.port_of(default) == 0
+        assert f"port {port} is taken" in capsys.readouterr().out
+    assert serve.port_of(default) == port
+    assert serve.port_of(requested) == 7
+    assert capsys.readouterr().out == ""
 
 
 @pytest.mark.parametrize(

@@ -6,8 +6,10 @@ import { clean } from "./looks.js";
 import { Text, explore } from "./text.js";
 
 const TURN_PAUSE = 100; // ms between two moves of the dials that are sent
-const ENDS = { stop: "the model ended it", length: "at its limit of tokens", left: "stopped by you" };
-const NEAR_END = 40; // pixels from the end of the text within which it is followed
+const ENDS = { stop: "the model ended it", sentence: "at the last sentence within its limit of tokens", length: "at its limit of tokens", left: "stopped by you" };
+const NEAR_END = 40; // pixels below the window within which the end of the text is followed
+const LAST_PART = 1 / 8; // of a text's limit: in this part the end of a sentence is its end
+const SENTENCE_END = /[.!?]["'\u2019\u201d)]*\s*$/;
 
 /**
  * `on` has what happens outside: activated(column), pointed(column, place or null), described(words), failed(error),
@@ -30,7 +32,7 @@ export class Column {
     this.asked = null; // what it was asked for by: {model, temperature, start, control, turns}
     this.said = null; // and what columns share: {prompt, seed, max_tokens, top_p, top_k, pace}
     this.running = null;
-    this.dials = new Dials(this.$("dials"), this.$("dial-list"), this.$("use-dials"), suffix, () => this.dialsTurned());
+    this.dials = new Dials(this.$("dials"), this.$("dial-list"), suffix, () => this.dialsTurned());
     this.turn = paced(() => this.send(), () => TURN_PAUSE);
     this.$("model").addEventListener("change", () => this.choose(this.model));
     this.root.addEventListener("pointerdown", () => on.activated(this));
@@ -127,18 +129,23 @@ export class Column {
       const shown = kept.map((span) => span.text).join("").length;
       this.clear((prompt + start).slice(0, (prompt + start).length - shown), kept);
       Object.assign(this, { asked, said: { prompt, pace, ...shared } });
-      for await (const chunk of chunks(response.body)) finish = this.take(chunk) ?? finish;
+      for await (const chunk of chunks(response.body)) {
+        finish = this.take(chunk) ?? finish;
+        if (finish || !this.endsNear(numbers.max_tokens)) continue;
+        finish = "sentence";
+        leave.abort();
+        break;
+      }
     } catch (error) {
       if (error.name !== "AbortError") {
         if (running.text) this.end("broken off");
         else this.$("ending").textContent = before;
         throw error;
       }
-      finish = "left";
+      finish ??= "left";
     } finally {
       this.running = null;
       this.$("text").setAttribute("aria-busy", "false");
-      this.dials.hold(false);
       this.on.activated(this, true);
       if (finish) this.end(ENDS[finish], running);
     }
@@ -147,7 +154,6 @@ export class Column {
   begin() {
     this.$("ending").textContent = "Writing.";
     this.$("text").setAttribute("aria-busy", "true");
-    this.dials.hold(true);
   }
 
   /** Not before the server has taken the request: what stands there stays until there is something else. */
@@ -155,7 +161,7 @@ export class Column {
     this.show(prompt, kept);
     this.text.begin();
     this.running.text = this.text;
-    this.$("output").scrollIntoView({ block: "nearest" });
+    if (!this.suffix) this.$("ending").scrollIntoView({ block: "nearest" });
   }
 
   show(prompt, spans) {
@@ -167,19 +173,25 @@ export class Column {
 
   take({ id, choices: [choice] }) {
     const { running } = this;
-    const box = this.$("text");
-    const follow = box.scrollHeight - box.scrollTop - box.clientHeight < NEAR_END;
+    const { bottom } = this.$("ending").getBoundingClientRect();
+    const follow = bottom > 0 && bottom < window.innerHeight + NEAR_END;
     const moved = choice.control && this.moved(choice.control);
     if (moved && !running.byHand) this.dials.show(choice.control); // the moves that a link holds
     this.text.push(choice.text, choice.logprobs, moved);
     running.written += choice.logprobs?.tokens.length ?? 0;
-    if (follow) box.scrollTop = box.scrollHeight;
+    if (follow) this.$("ending").scrollIntoView({ block: "nearest" });
     if (running.id === null) {
       running.id = id;
       if (running.turned) this.turn();
     }
     this.on.activated(this, true);
     return choice.finish_reason;
+  }
+
+  /** Whether the text is in the last part of its limit, and a sentence ends, its quotation marks closed. */
+  endsNear(limit) {
+    if (!(this.running.written >= limit * (1 - LAST_PART))) return false;
+    return SENTENCE_END.test(this.whole) && this.whole.split('"').length % 2 === 1;
   }
 
   /** The dials that differ, and where they were moved, so that the text can be written again. */
@@ -206,7 +218,6 @@ export class Column {
 
   dialsTurned() {
     if (!this.running) return this.on.activated(this, true);
-    this.dials.hold(true);
     this.running.byHand = true;
     this.change({ control: true });
   }
@@ -226,7 +237,7 @@ export class Column {
     this.running.turned = false;
     try {
       const body = "pace" in turned ? { pace: turned.pace } : {};
-      if (turned.control) body.control = this.dials.values;
+      if (turned.control) body.control = this.dials.all;
       await json(`v1/completions/${id}/control`, body);
     } catch (error) {
       // A text that came to its end meanwhile has no dials to turn.

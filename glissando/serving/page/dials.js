@@ -13,18 +13,16 @@ export function position(name, value) {
   return `${POLES[name][value < 0 ? 0 : 1]} ${Math.abs(value)}`;
 }
 
-/** `changed` is called when a dial is turned, or taken up. `suffix` ends the ids of this column. */
+/** `changed` is called when a dial is turned. `suffix` ends the ids of this column. */
 export class Dials {
-  constructor(section, box, used, suffix, changed) {
-    Object.assign(this, { section, box, used, suffix, changed, dials: new Map() });
-    used.addEventListener("change", changed);
+  constructor(section, box, suffix, changed) {
+    Object.assign(this, { section, box, suffix, changed, dials: new Map() });
   }
 
   /** Dials of these names; no name hides them. */
   build(names) {
     if (JSON.stringify(names) === JSON.stringify([...this.dials.keys()])) return;
     this.section.hidden = names.length === 0;
-    this.used.checked = false;
     this.box.replaceChildren();
     this.dials = new Map(names.map((name, index) => [name, this.dial(name, `dial-${index}${this.suffix}`)]));
   }
@@ -65,25 +63,22 @@ export class Dials {
 
   turned(exact) {
     exact.setAttribute("aria-invalid", "false");
-    this.used.checked = true;
     // A number that is being typed is none yet.
     if (exact.value !== "") this.changed();
   }
 
-  /** While a text is written under its dials it cannot be freed of them: no value of a dial is its absence. */
-  hold(held) {
-    this.used.disabled = held && this.used.checked;
-  }
-
-  /** Show {name: value}; null: dials that are not used. Names that this model does not have are passed over. */
+  /** Show {name: value}; null: all at 0. Names that this model does not have are passed over. */
   show(control) {
-    this.used.checked = control !== null && this.dials.size > 0;
     for (const [name, exact] of this.dials) exact.show(control?.[name] ?? 0);
   }
 
-  /** {name: value}, or undefined where they are not used. Throws Failure for what is no number. */
+  /** {name: value}; undefined where all are at 0, as without dials. Throws Failure for what is no number. */
   get values() {
-    if (!this.used.checked || this.dials.size === 0) return undefined;
+    return Object.values(this.all).some((value) => value !== 0) ? this.all : undefined;
+  }
+
+  /** {name: value}, also at 0: a text that was under its dials is turned back, not freed of them. */
+  get all() {
     return Object.fromEntries([...this.dials].map(([name, exact]) => [name, this.valueOf(name, exact)]));
   }
 

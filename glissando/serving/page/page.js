@@ -9,7 +9,7 @@ import { History } from "./history.js";
 import { Looks } from "./looks.js";
 import { fromFragment, toFragment } from "./recipe.js";
 import { copy, save } from "./share.js";
-import { drawLegend } from "./text.js";
+import { drawLegend, fitColours } from "./text.js";
 
 const PRESETS = {
   Careful: { temperature: "0.3", top_p: "", top_k: "" },
@@ -29,7 +29,6 @@ const columns = [];
 let serverInfo = null; // what the server says of its models
 let written = null; // the fields as they were for the text that is shown
 let linked = null; // of a link that was followed: what each column is written with, until the next text
-let comparing = "one"; // what the columns compare, of the choices that there are
 let activeColumn = null; // the column whose inner pictures are shown
 
 const sections = { section: $("looks"), title: $("looks-title"), error: $("looks-error"), box: $("pictures") };
@@ -59,6 +58,10 @@ async function meet() {
   for (const column of columns) column.build(met.models);
   introduce();
   if (first) await follow();
+  const [story] = columns[0].about.prompts ?? [];
+  if (!first || !story || location.hash) return; // a link never starts to write by itself
+  $("prompt").value = story;
+  write();
 }
 
 function introduce() {
@@ -81,13 +84,11 @@ function suggest(prompts) {
   $("examples").hidden = prompts.length === 0;
   for (const chip of $("examples").querySelectorAll("button")) chip.remove();
   for (const text of prompts) {
-    const chip = Object.assign(document.createElement("button"), { type: "button", className: "chip", textContent: text });
-    chip.addEventListener("click", () => {
+    $("examples").append(button(text, "chip", () => {
       $("prompt").value = text;
       linked = null;
       write();
-    });
-    $("examples").append(chip);
+    }));
   }
 }
 
@@ -127,55 +128,70 @@ function arrange(number) {
   }
   $("columns").classList.toggle("two", number === 2);
   activeColumn = columns.includes(activeColumn) ? activeColumn : columns[0];
+  if (serverInfo) offer();
   looks.ask(); // of which text they are stands above them
 }
 
 /** The pictures are those of the column that was touched last; `changed`: there is something new to see of this one. */
 function see(column, changed) {
+  if (changed && fitColours(columns.flatMap(({ text }) => text ?? []))) drawLegend($("legend"));
   if ((column === activeColumn) !== changed) return;
   activeColumn = column;
   looks.ask();
 }
 
-/** What can be compared with these models. */
+/** A button for each way to have two texts side by side; that of the first dial is the large one. */
 function offer() {
-  const choices = [["one", "One text"]];
-  for (const dial of columns[0].about.controls) choices.push([`dial ${dial}`, `${poles(dial).join(" and ")} (${dial})`]);
-  choices.push(["temperatures", "two temperatures"]);
-  if (serverInfo.models.length > 1) choices.push(["models", "two models"]);
-  choices.push(["own", "two settings of your own"]);
-  $("compare").replaceChildren(...choices.map(([value, name]) => new Option(name, value)));
-  nameComparison(comparing);
-}
-
-/** With a second column that no choice describes, the settings are of one's own. */
-function nameComparison(value) {
-  const known = [...$("compare").options].some((option) => option.value === value);
-  if (columns.length < 2) comparing = "one";
-  else comparing = known && value !== "one" ? value : "own";
-  $("compare").value = comparing;
-}
-
-function compare() {
-  const chosen = $("compare").value;
-  const [what, dial] = chosen.split(/ (.*)/);
-  for (const column of columns) column.stop();
-  if (what === "one" && columns.some((column) => column.text)) past.begin();
-  arrange(what === "one" ? 1 : 2);
-  nameComparison(chosen);
-  const [one, other] = columns;
-  if (what === "dial") {
-    other.choose(one.model);
-    for (const [index, column] of columns.entries()) {
-      column.dials.show({ ...column.dials.values, [dial]: index === 0 ? -1 : 1 });
-    }
-  }
-  if (what === "temperatures") {
+  const { controls } = columns[0].about;
+  const choices = controls.map((dial) => [wordsOf(dial), () => sideBySide((one, other) => {
+    other.settings = one.settings;
+    for (const [column, value] of [[one, -1], [other, 1]]) column.dials.show({ ...column.dials.values, [dial]: value });
+  })]);
+  choices.push(["Two temperatures", () => sideBySide((one, other) => {
     other.settings = { ...one.settings, temperature: "1.1" };
     one.$("temperature").value = "0.3";
     namePreset();
-  }
-  if (what === "models") other.choose(serverInfo.models.find(({ model }) => model !== one.model).model);
+  })]);
+  if (serverInfo.models.length > 1) choices.push(["Two models", () => sideBySide((one, other) => {
+    other.choose(serverInfo.models.find(({ model }) => model !== one.model).model);
+  })]);
+  if (columns.length < 2) choices.push(["Settings of your own", () => arrange(2)]);
+  else choices.push(["One text", oneText]);
+  const made = ([name, work], kind) => button(name, kind, () => work()?.catch(tell));
+  const large = controls.length > 0 ? choices.splice(0, 1) : [];
+  $("ways").replaceChildren(...choices.map((each) => made(each, "chip")));
+  $("beside").replaceChildren(...large.map(([name, work]) => made([`${name}, side by side`, work], "large")), $("ways"));
+}
+
+/** "Sad and happy", and the dial's own name where its ends have none. */
+function wordsOf(dial) {
+  const words = poles(dial).join(" and ");
+  return /^\w/.test(words) ? words[0].toUpperCase() + words.slice(1) : `${dial} ${words}`;
+}
+
+async function sideBySide(set) {
+  await halted(columns);
+  arrange(2);
+  set(...columns);
+  linked = null;
+  await write();
+}
+
+async function oneText() {
+  await halted(columns);
+  if (columns.some((column) => column.text)) past.begin();
+  arrange(1);
+}
+
+async function halted(which) {
+  for (const column of which) column.stop();
+  while (which.some((column) => column.running)) await new Promise((resolve) => setTimeout(resolve, 10));
+}
+
+function button(textContent, className, work) {
+  const made = Object.assign(document.createElement("button"), { type: "button", className, textContent });
+  made.addEventListener("click", work);
+  return made;
 }
 
 // ---------------------------------------------------------------- writing
@@ -267,8 +283,7 @@ function again() {
 }
 
 async function branch(column, kept) {
-  column.stop();
-  while (column.running) await new Promise((resolve) => setTimeout(resolve, 10));
+  await halted([column]);
   const { prompt, seed } = column.said;
   $("prompt").value = prompt;
   await write({ shared: { seed }, columns: [column.from(kept)] }, [column]);
@@ -285,7 +300,7 @@ function fieldsOf() {
 function state(before) {
   if (!before) {
     const { pace: speed, ...values } = written ?? fieldsOf();
-    return { values, pace: speed, compare: comparing, columns: columns.map((column) => column.state) };
+    return { values, pace: speed, columns: columns.map((column) => column.state) };
   }
   for (const column of columns) column.stop();
   for (const [id, value] of Object.entries(before.values)) $(id).value = value;
@@ -293,7 +308,6 @@ function state(before) {
   written = fieldsOf();
   arrange(before.columns.length);
   for (const [index, column] of columns.entries()) column.state = before.columns[index];
-  nameComparison(before.compare); // which choices there are is the model's matter
   namePreset();
   return looks.ask();
 }
@@ -303,7 +317,7 @@ function link() {
   const asked = columns.filter((column) => column.asked);
   if (asked.length === 0) return;
   const { prompt, ...shared } = asked[0].said;
-  const recipe = { prompt, ...shared, compare: comparing, columns: asked.map((column) => column.asked) };
+  const recipe = { prompt, ...shared, columns: asked.map((column) => column.asked) };
   history.replaceState(null, "", `#${toFragment(recipe)}`);
 }
 
@@ -316,14 +330,12 @@ async function follow() {
     if (!recipe) return;
     for (const { model } of recipe.columns) columns[0].requireModel(model); // before anything is changed
     hush();
-    for (const column of columns) column.stop();
-    while (running()) await new Promise((resolve) => setTimeout(resolve, 10));
+    await halted(columns);
     $("prompt").value = recipe.prompt;
     for (const name of ["seed", ...NUMBERS]) $(name).value = recipe[name];
     setPace(recipe.pace);
     arrange(recipe.columns.length);
     for (const [index, column] of columns.entries()) column.settings = recipe.columns[index];
-    nameComparison(recipe.compare);
     namePreset();
     linked = recipe.columns.map(({ start, turns }) => ({ start, turns }));
     $("shared").textContent = "This link holds a text. Press Write to generate it.";
@@ -382,7 +394,6 @@ function connect() {
     write(linked ? { columns: linked } : {});
   });
   $("prompt").addEventListener("input", () => (linked = null));
-  $("compare").addEventListener("change", compare);
   $("pace").addEventListener("change", () => columns.forEach((column) => column.setPace(pace())));
   $("stop").addEventListener("click", () => columns.forEach((column) => column.stop()));
   press("continue", goOn);

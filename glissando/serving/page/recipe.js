@@ -5,12 +5,11 @@ import { Failure } from "./client.js";
 const SHARED = ["seed", "max_tokens", "top_p", "top_k", "pace"];
 const END = ["", ".b"]; // of a column's fields
 
-/** {prompt, seed, ..., compare, columns: [{model, temperature, start, control, turns}]} as the fragment of a link, without "#". */
+/** {prompt, seed, ..., columns: [{model, temperature, start, control, turns}]} as the fragment of a link, without "#". */
 export function toFragment({ prompt, columns, ...shared }) {
   const fields = new URLSearchParams({ prompt });
   const set = (name, value) => value !== undefined && value !== null && value !== "" && fields.set(name, value);
   for (const name of SHARED) set(name, shared[name]);
-  if (columns.length > 1) set("compare", shared.compare);
   for (const [index, column] of columns.entries()) {
     const end = END[index];
     set(`model${end}`, column.model);
@@ -27,7 +26,7 @@ export function toFragment({ prompt, columns, ...shared }) {
 export function fromFragment(fragment) {
   const fields = new URLSearchParams(fragment.replace(/^#/, ""));
   if (!fields.has("prompt")) return null;
-  const recipe = { prompt: fields.get("prompt"), compare: fields.get("compare") ?? "", columns: [] };
+  const recipe = { prompt: fields.get("prompt"), columns: [] };
   for (const name of SHARED) recipe[name] = numeral(fields, name);
   for (const end of END.filter((each) => each === "" || [...fields.keys()].some((name) => name.endsWith(each)))) {
     recipe.columns.push({

@@ -3,25 +3,40 @@
 import { position } from "./dials.js";
 import { number } from "./picture.js";
 
-/** Lower ends of the colours, in bits. */
+/** Lower ends of the colours, in bits, for a model whose tokens have MEAN bits. */
 const LEVELS = [0, 0.5, 1, 2, 3, 4, 6, 8];
+const MEAN = 2;
+const ENOUGH = 20; // tokens of which the mean is taken
 const BYTES = "bytes:\\x";
 /** Tokens behind a mark within which a dial still counts as being moved by the same hand. */
 const SAME_MOVE = 6;
 
-const levelOf = (bits) => Math.max(0, LEVELS.findLastIndex((least) => bits >= least));
+let scale = 1; // of LEVELS, a power of two: that of the models which write on this page
+const levelOf = (bits) => Math.max(0, LEVELS.findLastIndex((least) => bits >= least * scale));
 const bitsOf = (tokens) => tokens.reduce((sum, token) => sum + token.bits, 0) / tokens.length;
 
 /** Fills an <ol> with what the colours mean. */
 export function drawLegend(list) {
-  for (const [level, least] of LEVELS.entries()) {
+  const ends = LEVELS.map((least) => least * scale);
+  list.replaceChildren();
+  for (const [level, least] of ends.entries()) {
     const item = document.createElement("li");
-    const last = level === LEVELS.length - 1;
+    const last = level === ends.length - 1;
     item.className = `bits-${level}`;
     item.textContent = last ? `${least}+` : `${least}`;
-    item.title = last ? `${least} bits and more` : `${least} to ${LEVELS[level + 1]} bits`;
+    item.title = last ? `${least} bits and more` : `${least} to ${ends[level + 1]} bits`;
     list.append(item);
   }
+}
+
+/** Fit the colours to what these texts' tokens have in the mean. True: they have changed, and so has the legend. */
+export function fitColours(texts) {
+  const sum = (name) => texts.reduce((total, text) => total + text[name], 0);
+  const off = Math.log2(sum("bits") / sum("tokens") / (MEAN * scale));
+  if (!(sum("tokens") >= ENOUGH && Math.abs(off) > 0.75) || !Number.isFinite(off)) return false;
+  scale *= 2 ** Math.round(off);
+  for (const text of texts) text.recolour();
+  return true;
 }
 
 /** A text that is being written into `node`. `spans` are its parts: {text, tokens, moved}, `moved` where dials were. */
@@ -71,6 +86,10 @@ export class Text {
     node.dataset.at = this.spans.length;
     this.spans.push(span);
     this.node.append(node);
+  }
+
+  recolour() {
+    for (const node of this.node.querySelectorAll(".token")) colour(node, this.spans[node.dataset.at].tokens);
   }
 
   /** A mark for dials; one that a hand has not let go of yet is moved on in its place. Gives what the new span keeps. */
@@ -151,11 +170,15 @@ function spanOf({ text, tokens, chosen }) {
   if (text === "\n") span.classList.add("newline");
   if (chosen) span.classList.add("chosen");
   if (tokens.length) {
+    colour(span, tokens);
     const bits = bitsOf(tokens);
-    span.classList.add(`bits-${levelOf(bits)}`);
     span.dataset.description = `${bits.toFixed(2)} bits${tokens.length > 1 ? `, the mean of ${tokens.length} tokens` : ""}`;
   }
   return span;
+}
+
+function colour(node, tokens) {
+  if (tokens.length) node.className = `${node.className.replace(/ bits-\d/, "")} bits-${levelOf(bitsOf(tokens))}`;
 }
 
 /** Arrow keys from token to token; `tell` is given the token under the pointer or with the focus, null for none. */
