@@ -79,7 +79,7 @@ def rope(x: np.ndarray, t: int, base: float, sign: int = 1) -> np.ndarray:
 def spectral(
     w: Weights, x: np.ndarray, *, projections=True, filter=False, phase_gate=False, channels=None
 ) -> np.ndarray:
-    """docs/continuous-transformer.md, "The forward pass, complete"."""
+    """docs/continuous-transformer-reference.md, "The forward pass, complete"."""
     gamma, omega = exp(w["log_gamma"]), w["omega"]
     turn = omega + 0.1 * np.sin(w["modulation"])
     n = len(gamma)
@@ -161,7 +161,7 @@ def tau(
     w: Weights, x: np.ndarray, *, heads: int, head_size: int, key_size: int, keys="own", rope_on=True,
     value_rotation=None, laplacian_weights="fixed", importance=False, forget_gate=False, output_gate=False,
 ) -> np.ndarray:  # fmt: skip
-    """docs/tauformer.md, "The forward pass, complete"."""
+    """docs/tauformer-reference.md, "The forward pass, complete"."""
     rows, length, _ = x.shape
     if laplacian_weights == "diagonal":
         laplacian = np.diag(exp(w["log_edges"]))
@@ -200,7 +200,7 @@ def delta(
     w: Weights, x: np.ndarray, dt: np.ndarray, *, heads: int, key_size: int, keys="own",
     transition="decay", writes=1, input="held",
 ) -> np.ndarray:  # fmt: skip
-    """docs/delta.md, "The forward pass, complete"."""
+    """docs/delta-reference.md, "The forward pass, complete"."""
     rows, length, _ = x.shape
     own = 0 if keys == "previous" else writes * heads * key_size
     q, k, v, z, r, turn, g = parts(
