@@ -17,7 +17,7 @@ place, or `mean`.
     python docs/figures.py --list PATH    the records below a path
 
 Records: docs/audit/*.json (audit/NAME/..., verdicts/...), docs/comparison/*.csv (compare/..., runs/..., muon/...,
-recipe/..., gap/..., recipe_gap/..., forgetting/...), the cards of packaged models (cards/...), the code
+recipe/..., gap/..., recipe_gap/..., forgetting/..., elastic/...), the cards of packaged models (cards/...), the code
 (parameters/..., floor/...); and, for what has no other record, docs/figures.yaml (kept/..., and some of runs/...).
 """
 
@@ -205,6 +205,17 @@ def forgetting() -> dict[str, Any]:
 
 
 @cache
+def elastic() -> dict[str, Any]:
+    """MODEL/GROUP: of tokens, by seed: how many, their steps, bits and correlations."""
+    found: dict[str, Any] = {}
+    for row in _rows("elastic"):
+        of_group = found.setdefault(row.pop("model"), {}).setdefault(row.pop("group"), {})
+        for name in row:
+            of_group.setdefault(name, []).append(float(row[name] or "nan"))
+    return found
+
+
+@cache
 def parameters() -> dict[str, int]:
     """NAME; and `NAME without shortcuts` of a -nano preset, as many as it had before it had shortcuts."""
     with torch.device("meta"):
@@ -251,7 +262,7 @@ def verdicts() -> dict[str, dict[str, int]]:
 
 
 RECORDS: dict[str, Callable[[], Mapping[str, Any]]] = {
-    each.__name__: each for each in (audit, verdicts, compare, runs, muon, recipe, gap, recipe_gap, forgetting)
+    each.__name__: each for each in (audit, verdicts, compare, runs, muon, recipe, gap, recipe_gap, forgetting, elastic)
 } | {each.__name__: each for each in (cards, parameters, floor, kept)}
 
 

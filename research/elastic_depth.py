@@ -122,12 +122,10 @@ LOOPED = {"kind": "elastic", "loops": True, "alpha": 1.0}
 #: options of the depth that differ from the preset's
 MODELS: dict[str, dict[str, Any]] = {
     "fixed-4": {},
-    "drawn": {"kind": "elastic"},
-    "agreeing": {"kind": "elastic", "agreement": 1.0},
     "fixed-1": {"n_steps": 1},
+    "drawn": {"kind": "elastic"},
     "looped": LOOPED,
-    "looped-4": LOOPED | {"drawn": [4]},
-    "looped-8": LOOPED | {"drawn": [8]},
+    "looped-agreeing": LOOPED | {"agreement": 1.0},
 }
 
 

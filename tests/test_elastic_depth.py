@@ -145,8 +145,8 @@ def test_tokens_cost_what_their_stories_do_and_a_flow_that_stands_still_needs_on
 
 
 def test_the_program(tmp_path, elastic):
-    for models in (["fixed-4", "agreeing"], ["agreeing"]):  # the second reads the run again
+    for models in (["fixed-4", "looped-agreeing"], ["looped-agreeing"]):  # the second reads the run again
         elastic.main(["--quick", "--out", str(tmp_path), "--models", *models, "--seeds", "3"])
     rows = list(csv.DictReader((tmp_path / "elastic.csv").read_text().splitlines()))
-    assert {(row["model"], row["seed"]) for row in rows} == {("fixed-4", "3"), ("agreeing", "3")}
+    assert {(row["model"], row["seed"]) for row in rows} == {("fixed-4", "3"), ("looped-agreeing", "3")}
     assert len({(row["model"], row["group"]) for row in rows}) == len(rows)
