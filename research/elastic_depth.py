@@ -3,8 +3,7 @@
     python -m research.elastic_depth --out DIR     DIR gets runs and elastic.csv, which docs have
 
 `elastic` is the depth `flow` whose training draws the steps of each batch from `drawn`, and whose field also reads
-log2 of their number n, beside tau. With `agreement` a, the loss has a |H_n(1) - H_N(1)|^2 / |H_N(1) - H(0)|^2 for each
-token, N the most of `drawn`, without a gradient into H_N.
+log2 of their number n, beside tau. With `loops` a step adds alpha F whole, as looped Transformers do, not alpha F / n.
 
 Held-out stories are read with 1, 2, 4 and 8 steps. What a token costs at best is known (research/stories/costs.py), so
 that one can ask whether hard tokens need more steps: the steps that a token takes are the fewest n from which on
@@ -28,7 +27,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import torch
-from pydantic import NonNegativeFloat, PositiveInt
+from pydantic import PositiveInt
 from torch import Tensor, nn
 from tqdm import tqdm
 
@@ -53,14 +52,12 @@ STORIES = 256
 class ElasticConfig(FlowConfig):
     """Options of the `elastic` depth: those of a flow.
 
-    drawn      numbers of steps from which each training batch draws one; n_steps is for all else
-    loops      a step adds alpha F whole, not alpha F / n: n applications of a residual block
-    agreement  weight of the distance between the ends of a batch's steps and of the most
+    drawn  numbers of steps from which each training batch draws one; n_steps is for all else
+    loops  a step adds alpha F whole: n applications of a residual block
     """
 
     drawn: list[PositiveInt] = field(default_factory=lambda: list(STEPS))
     loops: bool = False
-    agreement: NonNegativeFloat = 0.0
 
 
 class StepTime(nn.Sequential):
@@ -77,6 +74,7 @@ class ElasticDepth(FlowDepth):
     """A flow that draws the number of its steps in training."""
 
     config: ElasticConfig
+    time: StepTime
 
     def __init__(self, config: ElasticConfig, make_block: Any) -> None:
         super().__init__(config, make_block)
@@ -85,47 +83,21 @@ class ElasticDepth(FlowDepth):
 
     def solve(self, field: FlowField, h: Tensor, args: tuple[Tensor, ...]) -> Tensor:
         o = self.config
-        if not self.training:
-            return self._solved(field, h, args, self.n_steps)
-        steps, most = o.drawn[int(torch.randint(len(o.drawn), ()))], max(o.drawn)
-        end = self._solved(field, h, args, steps)
-        if o.agreement == 0 or steps == most:
-            return end
-        with torch.no_grad():
-            target = self._solved(field, h, args, most)
-            scale = o.agreement / (target - h).square().sum(-1).mean()
-        apart = (end - target).square().sum(-1)
-        return _Beside.apply(end, scale * (apart if field.ctx.mask is None else apart * field.ctx.mask).sum())
-
-    def _solved(self, field: FlowField, h: Tensor, args: tuple[Tensor, ...], steps: int) -> Tensor:
-        self.time.steps, speed = steps, steps if self.config.loops else 1
+        steps = o.drawn[int(torch.randint(len(o.drawn), ()))] if self.training else self.n_steps
+        self.time.steps, speed = steps, steps if o.loops else 1
 
         def scaled(tau: float, h: Tensor, *args: Tensor) -> Tensor:
             return speed * field(tau, h, *args)
 
-        return integrate(scaled, h, args=args, n_steps=steps, method=self.config.method)
+        return integrate(scaled, h, args=args, n_steps=steps, method=o.method)
 
 
-class _Beside(torch.autograd.Function):
-    """x; the backward pass also descends `loss`, in the unit of the training's, a sum over tokens."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, loss: Tensor) -> Tensor:
-        return x.view_as(x)
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor]:
-        return gradients[0], gradients[0].new_ones(())
-
-
-LOOPED = {"kind": "elastic", "loops": True, "alpha": 1.0}
 #: options of the depth that differ from the preset's
 MODELS: dict[str, dict[str, Any]] = {
     "fixed-4": {},
     "fixed-1": {"n_steps": 1},
     "drawn": {"kind": "elastic"},
-    "looped": LOOPED,
-    "looped-agreeing": LOOPED | {"agreement": 1.0},
+    "looped": {"kind": "elastic", "loops": True, "alpha": 1.0},
 }
 
 
@@ -200,10 +172,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
     add("--out", type=Path, help="runs; one that is there is gone on with, or read (default: a temporary directory)")
     add("--models", nargs="+", choices=MODELS, default=list(MODELS), metavar="NAME", help=f"of {', '.join(MODELS)}")
     add("--seeds", nargs="+", type=int, default=[0, 1, 2], metavar="SEED", help="(default: 0 1 2)")
-    add("--quick", action="store_true", help="two steps of short rows, and two stories")
+    add("--quick", action="store_true", help="a step on a story in bytes, and two stories")
     o = parser.parse_args(arguments)
     out = o.out or Path(tempfile.mkdtemp())
-    changes: dict[str, Any] = {"training": {"tokens": 64}, "data": {"seq_len": 32, "valid_rows": 4}} if o.quick else {}
+    short = {"tokenizer": {"kind": "bytes"}, "batch_size": 1, "valid_rows": 1}
+    changes: dict[str, Any] = {"training": {"tokens": 64}, "data": short} if o.quick else {}
     torch.set_num_threads(1)
     pieces, record = list(stories(2 if o.quick else STORIES)), out / "elastic.csv"
     for seed in o.seeds:
