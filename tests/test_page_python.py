@@ -20,7 +20,7 @@ ROOT = Path(__file__).parent.parent
 SHORTER = {
     ("training", 0): {"range(1000)": "range(2)"},
     ("training", 1): {"max_steps=1000": "max_steps=2", "val_check_interval=200": "val_check_interval=2"},
-    ("training", 2): {"RunConfig()": 'RunConfig(model={"hidden_size": 32})', "steps = 1000": "steps = 2"},
+    ("training-options", 0): {"RunConfig()": 'RunConfig(model={"hidden_size": 32})', "steps = 1000": "steps = 2"},
 }
 #: blocks that are not programs, and why
 FRAGMENTS = {
@@ -33,7 +33,7 @@ FRAGMENTS = {
     ("series", 0): "for tables of one's own; tests/test_series_estimators.py fits the same",
     ("series", 1): "for a run and rows of one's own; tests/test_series_forecast.py streams the same",
     ("serving", 0): "for a server that runs; tests/server/test_serve.py has one",
-    ("devices", 0): "for a GPU",
+    ("gpu", 0): "for a GPU",
 }
 
 

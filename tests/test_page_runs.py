@@ -36,7 +36,7 @@ NOT_RUN = {
     ("clusters.md", "glissando train --resume s3://bucket/first"): "S3",
     ("clusters.md", "glissando train --config book.yaml --out runs/book"): "torchrun or Slurm on several nodes; "
     "tests/test_restarts.py starts two of them on one machine",
-    ("devices.md", "glissando train --preset continuous-transformer-124m --training.tokens 2.5e9 --out runs/124m"): (
+    ("gpu.md", "glissando train --preset continuous-transformer-124m --training.tokens 2.5e9 --out runs/124m"): (
         "streams FineWeb-Edu and downloads a vocabulary; tests/test_presets_124m.py trains it on generated ids"
     ),
     ("sources.md", "glissando train --preset continuous-transformer --data.kind hub"): "downloads TinyStories",
@@ -44,10 +44,10 @@ NOT_RUN = {
     ("sources.md", "glissando train --preset hybrid-ode --data.tokenizer gpt2"): (
         "downloads a vocabulary; tests/data/test_gpt2.py reads one that stands in for it"
     ),
-    ("training.md", "glissando train --preset transformer-nano --data.kind hub"): (
+    ("data.md", "glissando train --preset transformer-nano --data.kind hub"): (
         "downloads TinyStories; tests/data/test_corpora.py reads one that stands in for it"
     ),
-    ("training.md", "glissando train --preset transformer-nano --data.kind hub_stream"): (
+    ("data.md", "glissando train --preset transformer-nano --data.kind hub_stream"): (
         "streams TinyStories; tests/data/test_hub_stream.py streams a local data set"
     ),
     ("clusters.md", "glissando compare transformer-nano liquid-ssm-nano --budget tokens=2e6 --seeds 4 --on ray"): (
