@@ -64,7 +64,8 @@ examples: .venv/.installed
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/test_examples.py -m 'example and not slow' -n auto --maxprocesses 8 --dist worksteal
 
 slow: .venv/.installed
-	$(BIN)/python -m pytest -m slow --timeout 3600
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m 'slow and not serial' --timeout 3600 -n auto --maxprocesses 8 --dist loadfile
+	$(BIN)/python -m pytest -m 'slow and serial' --timeout 3600
 	@# Laws over cases that were never drawn before.
 	HYPOTHESIS_PROFILE=default OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --maxprocesses 8 --dist loadfile \
 		$$(grep -rl --include="test_*.py" "from hypothesis import" tests)

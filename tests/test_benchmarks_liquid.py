@@ -98,6 +98,7 @@ def test_memory_is_linear_or_it_is_reported(capsys):
     assert not square.met
 
 
+@pytest.mark.serial
 @pytest.mark.slow
 def test_a_peak_is_that_of_a_process_of_its_own():
     """A step keeps at least its logits, and what its loss makes of them."""

@@ -27,6 +27,7 @@ def test_a_python_that_cannot_start_llama_cpp_is_named(tmp_path, capsys):
     assert "pip install llama-cpp-python" in error
 
 
+@pytest.mark.serial
 @pytest.mark.slow
 @pytest.mark.skipif(PYTHON is None, reason="set GLISSANDO_LLAMA_PYTHON to a Python with llama-cpp-python")
 def test_llama_cpp_decodes_what_is_exported(capsys):

@@ -149,6 +149,7 @@ def test_other_precisions_calibrate(tmp_path, precision):
     assert taus(path) == pytest.approx([expected], rel=1e-5 if precision == "64-true" else 0.02)
 
 
+@pytest.mark.serial
 @pytest.mark.slow
 @pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
 def test_two_processes_calibrate_as_one(tmp_path, strategy):

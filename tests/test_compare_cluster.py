@@ -211,6 +211,7 @@ def measured(out: Path) -> dict[str, list[float]]:
     return {str(path.parent.relative_to(out)): each["held_out"]["nats"] for path, each in figures.items()}
 
 
+@pytest.mark.serial
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
 def test_a_killed_worker_is_replaced_and_the_results_are_those_without_ray(tmp_path):
@@ -239,6 +240,7 @@ def test_a_killed_worker_is_replaced_and_the_results_are_those_without_ray(tmp_p
     assert not (out / STOP).exists()
 
 
+@pytest.mark.serial
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
 def test_ctrl_c_saves_and_the_same_command_goes_on_without_ray(tmp_path):
@@ -259,6 +261,7 @@ def test_ctrl_c_saves_and_the_same_command_goes_on_without_ray(tmp_path):
     assert len(run.read_environment()["resumed"]) == 1
 
 
+@pytest.mark.serial
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
 def test_what_the_user_has_to_change_is_an_error_of_the_command(tmp_path):

@@ -37,6 +37,8 @@ from glissando.training.config import TrainingConfig
 from glissando.training.fit import resume, train
 from glissando.training.state import TrainState
 
+pytestmark = pytest.mark.serial  # processes of their own
+
 TORCHRUN = ("-m", "torch.distributed.run", "--nproc_per_node", "2", "--standalone")
 CHANGES = {"training": {"steps": 8, "save_every": 4, "validate_every": 4, "sample_every": 4, "log_every": 1}}
 #: rows go on from the states of those before, which checkpoints hold
@@ -121,6 +123,7 @@ def resume_with_two(run: Path, copy: Path) -> None:
     assert metrics(copy) == metrics(run)
 
 
+@pytest.mark.serial
 @pytest.mark.slow
 @pytest.mark.parametrize("double", ["fsdp"], indirect=True)
 def test_sharded_run_resumes(double, tmp_path):
@@ -175,12 +178,14 @@ def test_a_damaged_or_missing_shard_is_an_error_that_names_it_and_the_checkpoint
     glissando.load(copy)
 
 
+@pytest.mark.serial
 @pytest.mark.slow
 @pytest.mark.parametrize("double", ["ddp", "torchrun"], indirect=True)
 def test_run_of_two_processes_resumes(double, tmp_path):
     resume_with_two(double[0], tmp_path / "run")
 
 
+@pytest.mark.serial
 @pytest.mark.slow
 def test_one_process_run_goes_on_sharded(single, tmp_path):
     copy = tmp_path / "run"
@@ -192,6 +197,7 @@ def test_one_process_run_goes_on_sharded(single, tmp_path):
     assert len(last_checkpoint(copy).random) == 2
 
 
+@pytest.mark.serial
 @pytest.mark.slow
 def test_existing_directory_ends_every_process(tmp_path):
     (tmp_path / "run").mkdir()
@@ -222,6 +228,7 @@ sys.exit(main(["train", *sys.argv[1:]]))
 """
 
 
+@pytest.mark.serial
 @pytest.mark.slow
 def test_full_disk_on_the_first_process_ends_both(tmp_path):
     script = tmp_path / "program.py"
@@ -251,6 +258,7 @@ sys.exit(main(["train", *sys.argv[1:]]))
 """
 
 
+@pytest.mark.serial
 @pytest.mark.slow
 def test_full_disk_of_one_process_ends_both_and_leaves_the_checkpoint_before(tmp_path):
     script, run = tmp_path / "program.py", tmp_path / "run"

@@ -170,6 +170,7 @@ def test_the_grammars_sentences_are_known_from_others():
     assert sum(map(known.accepts, swapped)) < 0.02 * len(swapped)
 
 
+@pytest.mark.serial
 @pytest.mark.slow
 def test_the_first_command_learns_to_tell_stories_in_two_minutes(tmp_path):
     """On two quiet cores with bfloat16: 0.7 bits per byte or less, and most of the sentences are of the grammar."""

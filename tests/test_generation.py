@@ -220,6 +220,7 @@ def test_an_empty_prompt_of_ids_is_refused(model):
         next(Continuation(model, [[]], 1, Sampling()))
 
 
+@pytest.mark.serial
 @pytest.mark.slow
 def test_decoding_costs_what_the_state_costs():
     """A token behind 4096 others costs less than four times one behind 64: nothing is recomputed."""

@@ -310,8 +310,13 @@ def test_what_a_state_cannot_do_is_refused():
     cache = model(torch.tensor(PROMPTS[:1]), use_cache=True).past_key_values
     with pytest.raises(InputError, match="this state cannot go back"):
         cache.crop(1)
-    with pytest.raises(ConfigError, match=r"start with GlissandoCache\(rewind=32\)"):
+    with pytest.raises(ConfigError, match=r"back by 0 tokens, .* start with GlissandoCache\(rewind=32\)"):
         cache.activate_past_recording()
+    for ahead, rewind in (({"prompt_lookup_num_tokens": 40}, 40), ({"assistant_model": model}, 32)):
+        short = GlissandoCache(rewind=3)
+        with pytest.raises(ConfigError, match=rf"back by 3 tokens, .* start with GlissandoCache\(rewind={rewind}\)"):
+            model.generate(torch.tensor(PROMPTS[:1]), past_key_values=short, max_new_tokens=3, **ahead)
+        assert short.state is None
     with pytest.raises(ConfigError, match=r"vocabulary of 37 cannot be resized to 40: .* vocab"):
         model.resize_token_embeddings(pad_to_multiple_of=8)
     assert model.resize_token_embeddings(37) is model.get_input_embeddings()

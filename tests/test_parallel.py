@@ -60,6 +60,7 @@ def assert_same_run(run: Path, expected: Path) -> None:
     assert last_checkpoint(run).optimizer.keys() == last_checkpoint(expected).optimizer.keys()
 
 
+@pytest.mark.serial
 @pytest.mark.slow
 def test_two_processes_give_the_run_of_one(folder):
     compare(folder, ALL)
@@ -71,6 +72,7 @@ STAGES = [
 ]
 
 
+@pytest.mark.serial
 @pytest.mark.slow
 def test_stages_share_their_processes(tmp_path):
     """The second grows the model of the first, and shards it; without torchrun, so that Fabric starts the processes."""

@@ -165,6 +165,7 @@ def two_processes(folder: Path, nodes: int, program: str, values: dict) -> None:
             assert each.wait(timeout=500) == 0, (folder / f"node-{number}").read_text()[-3000:]
 
 
+@pytest.mark.serial
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_two_nodes_on_one_machine_go_on_after_each_process_was_killed(tmp_path):
@@ -220,6 +221,7 @@ sys.exit(main(["train", *sys.argv[1:]]))
 """
 
 
+@pytest.mark.serial
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("nodes", [1, 2])
@@ -238,6 +240,7 @@ def test_sharded_processes_that_are_killed_while_they_write_go_on(tmp_path, node
     assert not [path for path in (run / "checkpoints").iterdir() if path.name.startswith(".")]
 
 
+@pytest.mark.serial
 @pytest.mark.slow
 def test_torchrun_hands_on_the_signal_that_slurm_sends(tmp_path):
     """The training saves after the step in progress, and the same command of the same job goes on."""

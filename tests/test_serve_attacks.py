@@ -142,6 +142,7 @@ def test_random_requests_are_answered_or_refused(url):
     fuzz(url, 150)
 
 
+@pytest.mark.serial
 @pytest.mark.slow
 def test_two_thousand_random_requests_are_answered_or_refused(url):
     fuzz(url, 2000)
@@ -173,6 +174,7 @@ def test_sixteen_clients_of_many_short_lines_hold_nobody_up(url, kind):
         list(pool.map(lambda _: attack(url, sent), range(16)))
 
 
+@pytest.mark.serial
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["chunks", "million"])
 def test_a_hundred_clients_of_many_short_lines_hold_nobody_up(url, kind):

@@ -17,7 +17,7 @@ from glissando.state import select_rows
 if TYPE_CHECKING:
     from glissando.model import LanguageModel
 
-#: columns that assisted generation may undo, where it does not say how many it reads ahead
+#: columns that a cache can undo at least, where it can undo any without being told how many
 _REACH = 32
 
 
@@ -46,14 +46,19 @@ class GlissandoCache:
         self._model = model
         return model.init_state(rows, rewind=self.rewind) if self.state is None else self.state
 
-    def activate_past_recording(self) -> None:
-        """Before `generate` reads ahead. Raises ConfigError where columns were read that cannot be undone."""
-        if self.state is not None and self.state.trail is None:
+    def reserve(self, columns: int) -> None:
+        """Before so many `columns` are read ahead. Raises ConfigError where fewer can be undone."""
+        if self.state is None and not self.rewind:
+            self.rewind = max(_REACH, 2 * columns)
+        if self.rewind < columns:
             raise ConfigError(
-                "past_key_values cannot go back, as assisted generation does: start with GlissandoCache(rewind=32), or "
-                "leave it out"
+                f"past_key_values can go back by {self.rewind} tokens, and {columns} are read ahead: start with "
+                f"GlissandoCache(rewind={max(_REACH, columns)}), or leave it out"
             )
-        self.rewind = self.rewind or _REACH
+
+    def activate_past_recording(self) -> None:
+        """`generate` calls it before it reads ahead. Raises ConfigError where what was read cannot be undone."""
+        self.reserve(1)
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
         """Columns read so far, the same for every layer."""

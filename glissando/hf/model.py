@@ -131,12 +131,15 @@ class GlissandoForCausalLM(GlissandoPreTrainedModel, GenerationMixin):
                 f"the cache has read {cache.length} tokens and input_ids has {width}: generate continues from the "
                 "cache's end, so give all that it has read and at least one token more"
             )
-        if generation_config.use_cache is not False and cache is None:
-            model_kwargs["past_key_values"] = GlissandoCache(rewind=_read_ahead(generation_config, args))
+        ahead = _read_ahead(generation_config, args)
+        if cache is None and generation_config.use_cache is not False:
+            cache = model_kwargs["past_key_values"] = GlissandoCache()
+        if isinstance(cache, GlissandoCache) and ahead:
+            cache.reserve(ahead)
 
 
 def _read_ahead(generation_config: Any, modes: tuple[Any, ...]) -> int:
-    """How many columns the state has to be able to go back by; 0 where nothing is read ahead."""
+    """How many columns are read ahead of what is known to be right."""
     if GenerationMode.ASSISTED_GENERATION not in modes and not generation_config.is_assistant:
         return 0
     c = generation_config
@@ -145,7 +148,7 @@ def _read_ahead(generation_config: Any, modes: tuple[Any, ...]) -> int:
             "num_assistant_tokens_schedule 'heuristic' reads ever further ahead, and a state goes back as far as was "
             "said at the start: use 'constant'"
         )
-    return max(32, c.prompt_lookup_num_tokens or 0, 2 * (c.num_assistant_tokens or 0))
+    return int(c.prompt_lookup_num_tokens or c.num_assistant_tokens or 1)
 
 
 def _width(generation_config: Any, mask: Tensor | None) -> int | None:

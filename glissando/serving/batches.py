@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from glissando.decoding.lookup import LookupStep
-from glissando.decoding.steps import CompiledStep, Kind, Step, step_from
+from glissando.decoding.steps import BlockStep, CompiledStep, Kind, step_from
 from glissando.generation import known_tokens
 from glissando.kernels.drawing import NOT_FINITE
 from glissando.mixers import Memo
@@ -87,7 +87,7 @@ class Batch:
         self.together, self.due = together, due
         self.sessions, self.logits = list(sessions), logits  # logits (B, V)
         self._state = state
-        self._step: Step | None = None
+        self._step: BlockStep | LookupStep | None = None
         self._sampler: Sampler | None = None
 
     @property
@@ -179,12 +179,11 @@ class Batch:
         """One token (B,) of every row, computed by the compiled step where the model has one; a text alone reads up to
         `lookup` tokens ahead."""
         if self._step is None:
-            step = step_from(model, self._state, kind, control is not None, memo=memo)
-            self._state, self._step = None, step
-            if lookup and len(self.sessions) == 1:
-                session = self.sessions[0]
-                text = (*session.request.ids, *session.written[:-1])
-                self._step = LookupStep(step, text, lookup, session.request.most - 1 - len(text))
+            self._step, self._state = step_from(model, self._state, kind, control is not None, memo=memo), None
+        if lookup and len(self.sessions) == 1 and not isinstance(self._step, LookupStep):
+            session = self.sessions[0]
+            text = (*session.request.ids, *session.written[:-1])
+            self._step = LookupStep(self._step, text, lookup, session.request.most - 1 - len(text))
         self.logits = self._step(ids, control).clone()
 
 

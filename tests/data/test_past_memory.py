@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(3000)]
+pytestmark = [pytest.mark.slow, pytest.mark.serial, pytest.mark.timeout(3000)]
 ROOT = Path(__file__).resolve().parents[2]
 SIZE = 3 * 10**9
 FILES = 6

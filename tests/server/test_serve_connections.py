@@ -144,6 +144,7 @@ def test_many_clients_that_come_and_go(model, server):
     assert storm(server[1], model, server[0], clients=12, seconds=4) > 5
 
 
+@pytest.mark.serial
 @pytest.mark.slow
 def test_sixty_four_clients_for_a_minute():
     """Nothing hangs, nothing leaks, and every finished answer is the one that it would be alone."""
