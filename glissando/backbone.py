@@ -10,8 +10,6 @@ from __future__ import annotations
 
 import functools
 import warnings
-from collections import Counter
-from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import field, replace
 from pathlib import Path
@@ -30,7 +28,7 @@ from glissando.kernels.plain import plain_operations, underlying
 from glissando.mixers import MIXERS, AttentionConfig, Context, Mixer, Signal, build_mixer, require_accepted
 from glissando.mixers.liquid.scan import require_time
 from glissando.rewinding import Trail
-from glissando.state import Slotted, State, zeros_position
+from glissando.state import Slotted, State, leaf_names, leaves, zeros_position
 
 
 @options
@@ -218,14 +216,13 @@ class Backbone(nn.Module):
         if state is None:
             return
         rows = len(state.position)
-        own = self.init_state(rows).depth
-        if not _alike(state.depth, own):
-            found, expected = _parts(state.depth), _parts(own)
-            expected = "the same of other sizes" if found == expected else expected
-            raise InputError(
-                f"the state is of another model: it holds {found}, and this model's holds {expected}; start from "
-                f"model.init_state(batch_size={rows}) of this one"
-            ) from error
+        found, own = _shapes(state.depth), _shapes(self.init_state(rows).depth)
+        for name in {**own, **found}:
+            if not _fits(found.get(name), own.get(name)):
+                raise InputError(
+                    f"the state is of another model: {name} of each row is {found.get(name, 'not in it')}, and of this "
+                    f"model's {own.get(name, 'not there')}; start from model.init_state(batch_size={rows}) of this one"
+                ) from error
 
     def _check(self, inputs: Tensor, state: ModelState | None, ctx: Context) -> None:
         name, rows = self._inputs, inputs.shape[0]
@@ -331,31 +328,16 @@ def _warn_of_held_input(mixer: str) -> None:
     )
 
 
-def _alike(found: State, own: State) -> bool:
-    """Whether two states are of one form; an axis that starts at 0 may have grown."""
-    if isinstance(own, Tensor):
-        return (
-            isinstance(found, Tensor)
-            and found.ndim == own.ndim
-            and all(size in (0, other) for size, other in zip(own.shape[1:], found.shape[1:], strict=True))
-        )
-    if own is None or type(found) is not type(own) or len(found) != len(own):
-        return found is own
-    return all(_alike(*pair) for pair in zip(found, own, strict=True))
+def _shapes(state: State) -> dict[str, tuple[int, ...]]:
+    """The shape of each leaf's row, by name."""
+    return {name: tuple(leaf.shape[1:]) for name, leaf in zip(leaf_names(state), leaves(state), strict=True)}
 
 
-def _parts(state: State) -> str:
-    """The named parts of a state, each with how often it is there."""
-    counts = Counter(_names(state))
-    return ", ".join(f"{count} {name}" for name, count in counts.items()) or "nothing"
-
-
-def _names(state: State) -> Iterator[str]:
-    if isinstance(state, tuple):
-        if hasattr(state, "_fields"):
-            yield type(state).__name__
-        for child in state:
-            yield from _names(child)
+def _fits(found: tuple[int, ...] | None, own: tuple[int, ...] | None) -> bool:
+    """Whether a leaf can be this model's; an axis that starts at 0 may have grown."""
+    if found is None or own is None or len(found) != len(own):
+        return False
+    return all(size in (0, other) for size, other in zip(own, found, strict=True))
 
 
 def packing_order(mask: Tensor) -> Tensor | None:

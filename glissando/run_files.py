@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import os
 from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
@@ -20,8 +19,6 @@ from glissando.untrusted import require_recorded
 #: under this name environment.json holds what the texts were
 TEXTS = "texts"
 _NAMES = ("path", "valid_path", "static_path", "values_path")
-#: of larger files the size and so much of both ends stand for the whole: hashing a terabyte takes an hour
-_WHOLE_BYTES, _END_BYTES = 1 << 30, 1 << 24
 
 
 def text_options() -> list[str]:
@@ -41,9 +38,6 @@ def put_texts(data: Any, texts: Mapping[str, str]) -> None:
 def fingerprints(data: Any) -> dict[str, dict[str, Any]]:
     """SHA-256 and size of each file that `data` names, by its option and the file's path below what all have in common,
     so that they may be moved together; `.` for a single one.
-
-    Of an option's files that have more than 1 GiB together, those above 32 MiB are known by the digest of their first
-    and last 16 MiB.
     """
     return {option: _fingerprint(path) for option, path in _texts(data).items()}
 
@@ -133,21 +127,8 @@ def _texts(data: Any) -> dict[str, Path]:
 
 def _fingerprint(path: Path) -> dict[str, Any]:
     files = named_files(path)
-    are_large = sum(each.stat().st_size for each in files) > _WHOLE_BYTES
     above = os.path.commonpath(files) if files else ""
-    return {os.path.relpath(each, above): _of_file(each, are_large) for each in files}
-
-
-def _of_file(path: Path, ends_alone: bool) -> dict[str, Any]:
-    size = path.stat().st_size
-    if not ends_alone or size <= 2 * _END_BYTES:
-        return record(path)
-    digest = hashlib.sha256()
-    with path.open("rb") as file:
-        digest.update(file.read(_END_BYTES))
-        file.seek(-_END_BYTES, os.SEEK_END)
-        digest.update(file.read(_END_BYTES))
-    return {"sha256_of_ends": digest.hexdigest(), "size": size}
+    return {os.path.relpath(each, above): record(each) for each in files}
 
 
 def _difference(path: Path, known: Mapping[str, Any]) -> str | None:
@@ -163,5 +144,4 @@ def _difference(path: Path, known: Mapping[str, Any]) -> str | None:
 def _shown(fingerprint: Mapping[str, Any] | None) -> str:
     if fingerprint is None:
         return "nothing"
-    digest = fingerprint.get("sha256") or fingerprint.get("sha256_of_ends")
-    return f"{fingerprint.get('size'):,} bytes with SHA-256 {str(digest)[:12]}..."
+    return f"{fingerprint.get('size'):,} bytes with SHA-256 {str(fingerprint.get('sha256'))[:12]}..."

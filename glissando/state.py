@@ -41,6 +41,15 @@ def leaves(state: State) -> Iterator[Tensor]:
             yield from leaves(child)
 
 
+def leaf_names(state: State, prefix: str = "") -> Iterator[str]:
+    """A name for each of `leaves`: position, depth.0.mixer.keys, ..."""
+    if isinstance(state, Tensor):
+        yield prefix
+    elif state is not None:
+        for name, child in zip(getattr(state, "_fields", range(len(state))), state, strict=True):
+            yield from leaf_names(child, f"{prefix}.{name}".lstrip("."))
+
+
 def map_state(f: Callable[..., Tensor], state: State, *others: State) -> State:
     """f applied leaf by leaf to trees of the same shape; None stays None.
 

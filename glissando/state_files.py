@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,7 +20,7 @@ from glissando.config import to_dict
 from glissando.depth import DEPTHS
 from glissando.errors import InputError, RunError
 from glissando.mixers import MIXERS
-from glissando.state import State, leaves, map_state
+from glissando.state import leaf_names, leaves, map_state
 from glissando.storage import load_tensors, save_tensors
 
 if TYPE_CHECKING:
@@ -63,7 +63,7 @@ def save_state(model: Backbone, state: ModelState | StreamState, path: str | Pat
     if not overwrite and path.exists():
         raise RunError(f"{path} exists; nothing is overwritten: choose another name, or overwrite=True")
     inner = state.model if isinstance(state, StreamState) else state
-    tensors = dict(zip(_names(inner), leaves(inner), strict=True))
+    tensors = dict(zip(leaf_names(inner), leaves(inner), strict=True))
     about: dict[str, Any] = {"model": _digest(model.state_dict(), model), "about": _about(model)}
     about["complex"] = [name for name, value in tensors.items() if value.is_complex()]
     tensors |= {name: torch.view_as_real(tensors[name]) for name in about["complex"]}
@@ -115,22 +115,13 @@ def load_state(model: Backbone, path: str | Path) -> Any:
     try:
         tensors |= {name: torch.view_as_complex(tensors[name]) for name in about["complex"]}
         like = model.init_state(len(tensors["position"]))
-        names = _names(like)
+        names = leaf_names(like)
         inner = map_state(lambda _: tensors[next(names)].to(device, copy=True), like)
         if "held" not in about:
             return inner
         return StreamState(inner, tensors["unread"].to(device), tensors["generator"], tensors["recent"], about["held"])
     except (KeyError, TypeError, RuntimeError) as error:
         raise RunError(f"{path} is malformed ({error}): save the state again") from error
-
-
-def _names(state: State, prefix: str = "") -> Iterator[str]:
-    """A name for each leaf, in the order of `leaves`: position, depth.0.mixer.keys, ..."""
-    if isinstance(state, Tensor):
-        yield prefix
-    elif state is not None:
-        for name, child in zip(getattr(state, "_fields", map(str, range(len(state)))), state, strict=True):
-            yield from _names(child, f"{prefix}.{name}".lstrip("."))
 
 
 def _digest(tensors: Mapping[str, Tensor], model: Backbone | None = None) -> str:

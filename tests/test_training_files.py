@@ -49,17 +49,6 @@ def test_resuming_takes_the_text_that_it_was_trained_on(tmp_path, monkeypatch):
     resume(run, texts={"data.path": str(moved)})
 
 
-def test_the_ends_of_a_large_text_stand_for_it(tmp_path, monkeypatch):
-    monkeypatch.setattr(files, "_WHOLE_BYTES", 100)
-    monkeypatch.setattr(files, "_END_BYTES", 10)
-    data, path = configuration(tmp_path).data, tmp_path / "words.txt"
-    before, text = files.fingerprints(data), path.read_bytes()
-    path.write_bytes(text[:-1] + b"!")
-    assert files.fingerprints(data) != before
-    path.write_bytes(text + b"!")
-    assert files.fingerprints(data) != before
-
-
 @pytest.mark.parametrize("kind", ["text", "jsonl"])
 def test_a_run_on_a_pattern_knows_every_file(kind, tmp_path):
     """One that is changed, new, lost or vanished is named; all of them may have moved together."""

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from glissando.data.base import IGNORED, WHOLE, Batch, Corpus, Shard, Split, held_out_rows, shard_rows, unscored
+from glissando.data.base import WHOLE, Batch, Corpus, Shard, Split, held_out_rows, shard_rows, unscored
 from glissando.data.corpora import TextOptions
 from glissando.data.order import random_below, shuffled
 from glissando.data.textfile import TextFile, check_text, open_files
@@ -19,7 +19,6 @@ from glissando.data.tokenizers import END_OF_TEXT, ByteTokenizer, Tokenizer
 from glissando.data.tokens import Piece, Tokens, token_file
 from glissando.errors import DataError
 
-_SPACE = 32
 _PROMPT_BYTES = 48
 _PROMPT_REACH = 4096
 _PIECE_BYTES = 1 << 16
@@ -39,8 +38,7 @@ class TextCorpus(Corpus):
     Held-out text: the files at `valid_path`, or the last `valid_fraction` of the joined text (from a character's
     start on), at most its first `max_valid_bytes`. Its windows follow each other; the
     last one is padded on the right, with a mask.
-    `ascii_only`: every other byte is dropped, whatever the encoding; a training window of bytes that is left short is
-    filled up with spaces that are not scored.
+    `ascii_only`: every other byte is dropped, whatever the encoding, before windows are cut.
 
     Raises DataError (path, position and fix) for a file that is missing, empty or not text, and for one shorter
     than a window when it shall train; ConfigError for options that make no sense.
@@ -52,8 +50,6 @@ class TextCorpus(Corpus):
         self.tokenizer = tokenizer or ByteTokenizer()
         self.seq_len, self.batch_size, self._seed = o.seq_len, o.batch_size, o.seed
         self._stride = o.stride
-        # Windows of bytes are cut out of the text as it is, and lose what is not ASCII then.
-        self._filtered_later = o.ascii_only and isinstance(self.tokenizer, ByteTokenizer)
         whole = _source(o.path, "data.path", o)
         self.path = Path(str(o.path)).expanduser()
         if o.valid_path is None:
@@ -69,8 +65,7 @@ class TextCorpus(Corpus):
 
     @cached_property
     def _train(self) -> Tokens:
-        source = self._sources["train"]
-        return token_file(source.unfiltered() if self._filtered_later else source, self.tokenizer)
+        return token_file(self._sources["train"], self.tokenizer)
 
     @cached_property
     def _valid(self) -> Tokens:
@@ -107,12 +102,7 @@ class TextCorpus(Corpus):
     def _train_batches(self, start: int, shard: Shard) -> Iterator[Batch]:
         rows = np.array(shard_rows(self.batch_size, shard), np.int64)
         for step in count(start):
-            yield self._training_rows(self._offsets(step * self.batch_size + rows))
-
-    def _training_rows(self, first: np.ndarray) -> Batch:
-        if self._filtered_later:
-            return _ascii_batch(self._train.windows(first, self.seq_len + 1))
-        return self._train.batch(first, self.seq_len)
+            yield self._train.batch(self._offsets(step * self.batch_size + rows), self.seq_len)
 
     def lanes(self, *, start: int = 0, shard: Shard = WHOLE) -> Iterator[Batch]:
         """Lane r of R begins at window N r / R of the N that follow each other in the text, and reads on in a circle,
@@ -124,8 +114,7 @@ class TextCorpus(Corpus):
         for step in count(start):
             turn, place = np.divmod(step + lanes * number // self.batch_size, number)
             first = place * self.seq_len + random_below(spare + 1, self._seed, turn)
-            batch = self._training_rows(first)
-            yield batch._replace(fresh=torch.from_numpy(place == 0))
+            yield self._train.batch(first, self.seq_len)._replace(fresh=torch.from_numpy(place == 0))
 
     def _offsets(self, rows: np.ndarray) -> np.ndarray:
         """(B,) first token that each global row reads."""
@@ -201,10 +190,6 @@ class TextSource:
         stop = self._character_start(stop)
         return TextSource(self._files, self._ascii_only, self._start + start, self._start + stop)
 
-    def unfiltered(self) -> TextSource:
-        """The same with all characters."""
-        return TextSource(self._files, False, self._start, self._stop)
-
     def _character_start(self, position: int) -> int:
         if position >= len(self):
             return len(self)
@@ -259,15 +244,3 @@ def _source(path: str | None, option: str, o: TextOptions) -> TextSource:
 def _size(tokens: Tokens) -> int:
     """The number of tokens to predict: without the end before them and the one behind."""
     return len(tokens) - 2
-
-
-def _ascii_batch(windows: np.ndarray) -> Batch:
-    """Windows (B, T + 1) of bytes with all but ASCII dropped, filled up with spaces that are not scored."""
-    keep = windows < 128
-    # A stable sort of the drop flags moves what is kept to the front, in order.
-    order = np.argsort(~keep, axis=1, kind="stable")
-    kept = np.arange(windows.shape[1]) < keep.sum(axis=1, keepdims=True)
-    windows = np.where(kept, np.take_along_axis(windows, order, axis=1), _SPACE)
-    scored = kept[:, 1:]
-    ids, targets = np.ascontiguousarray(windows[:, :-1]), np.where(scored, windows[:, 1:], IGNORED)
-    return Batch(torch.from_numpy(ids), torch.from_numpy(targets), int(scored.sum()))

@@ -73,16 +73,6 @@ class Tokens(NamedTuple):
     def __len__(self) -> int:
         return len(self.ids)
 
-    def windows(self, first: np.ndarray, length: int, stop: int | np.ndarray = _FAR) -> np.ndarray:
-        """(B, length) int64: the tokens from each of `first` on; the end token from `stop` on."""
-        places = first[:, None] + np.arange(length)
-        stops = np.broadcast_to(np.minimum(stop, len(self)), first.shape)[:, None]
-        tokens = self.ids[np.minimum(places, len(self) - 1)].astype(np.int64)
-        if self.file is not None and hasattr(mmap, "MADV_DONTNEED"):
-            # Pages that were read would count as this process's memory, up to all of the file; they stay cached.
-            self.file.madvise(mmap.MADV_DONTNEED)
-        return np.where(places < stops, tokens, self.tokenizer.eos_id)
-
     def batch(
         self,
         first: np.ndarray,
@@ -93,13 +83,17 @@ class Tokens(NamedTuple):
     ) -> Batch:
         """Rows that read the tokens from each of `first` on and are scored on those before `stop`."""
         stop = np.minimum(stop, len(self))
-        tokens = self.windows(first, length + 1, stop)
-        places = first[:, None] + 1 + np.arange(length)
-        real = places < np.broadcast_to(stop, first.shape)[:, None]
-        targets = np.where(real, tokens[:, 1:], IGNORED)
+        places = first[:, None] + np.arange(length + 1)
+        inside = places < np.broadcast_to(stop, first.shape)[:, None]
+        tokens = self.ids[np.minimum(places, len(self) - 1)].astype(np.int64)
+        if self.file is not None and hasattr(mmap, "MADV_DONTNEED"):
+            # Pages that were read would count as this process's memory, up to all of the file; they stay cached.
+            self.file.madvise(mmap.MADV_DONTNEED)
+        real = inside[:, 1:]
+        ids, targets = np.where(inside, tokens, self.tokenizer.eos_id)[:, :-1], np.where(real, tokens[:, 1:], IGNORED)
         span = first + 1, np.minimum(first + 1 + length, stop)
         return Batch(
-            torch.from_numpy(np.ascontiguousarray(tokens[:, :-1])),
+            torch.from_numpy(np.ascontiguousarray(ids)),
             torch.from_numpy(targets),
             self.n_bytes(targets[real], *span),
             None if real.all() else torch.from_numpy(real),

@@ -15,7 +15,6 @@ from glissando.data.stories.grammar import (
     Bind,
     Choice,
     Copy,
-    GrammarError,
     Item,
     Node,
     Ref,
@@ -29,6 +28,10 @@ from research.stories.exact import drawn
 
 Held = dict[str, frozenset[Item]]  # what each slot may hold at a point
 Part = str | tuple[str, str]  # literal text, or (slot, form)
+
+
+class GrammarError(ValueError):
+    """A grammar that is malformed or ambiguous."""
 
 
 @dataclass(frozen=True)

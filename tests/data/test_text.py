@@ -208,16 +208,9 @@ def test_pieces_join_to_the_text(text: str, size: int, tmp_path: Path) -> None:
 def test_ascii_only_drops_every_other_byte(prose: Path) -> None:
     corpus = TextCorpus(path=prose, ascii_only=True, **OPTIONS)
     kept = prose.read_text().encode("ascii", "ignore")
-    padded = 0
     for batch in train(corpus, 30):
-        assert int(batch.ids.max()) < 128
-        for ids, targets in zip(batch.ids, batch.targets, strict=True):
-            scored = targets != IGNORED
-            assert bytes(targets[scored].tolist()) in kept
-            assert (ids[1:][~scored[:-1]] == 32).all()
-            padded += int((~scored).sum())
-        assert batch.n_bytes == int((batch.targets != IGNORED).sum())
-    assert padded
+        assert all(bytes(targets.tolist()) in kept for targets in batch.targets)
+        assert batch.n_bytes == batch.targets.numel()
     whole = TextCorpus(path=prose, valid_path=prose, ascii_only=True, **OPTIONS)
     assert bytes(scored_tokens(whole)) == kept
     tokens = TextCorpus(BPE, path=prose, valid_path=prose, ascii_only=True, **OPTIONS)
