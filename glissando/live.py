@@ -10,19 +10,18 @@ import base64
 import hashlib
 import hmac
 import json
-import math
 from decimal import Decimal
 from typing import Any, NamedTuple
 
 import numpy as np
-import torch
+from safetensors.torch import load, save
 from torch import Tensor
 
 from glissando.backbone import ModelState
 from glissando.config import to_dict
 from glissando.errors import DataError
 from glissando.series.panel import Clock
-from glissando.state import leaves, map_state
+from glissando.state import leaf_names, leaves, map_state
 from glissando.tables import TableRun
 
 
@@ -61,12 +60,12 @@ class Seal:
 
     def pack(self, series: str, live: Live) -> str:
         """The state of the series of this name."""
-        parts = [part.cpu() for part in leaves((live.state, live.features))]
-        head = {
-            "moment": [next(kind for kind, of in _MOMENTS.items() if isinstance(live.moment, of)), str(live.moment)],
-            "parts": [[str(part.dtype).removeprefix("torch."), list(part.shape)] for part in parts],
+        kind = next(kind for kind, of in _MOMENTS.items() if isinstance(live.moment, of))
+        kept = live.state, live.features
+        parts = {
+            name: part.cpu().contiguous().clone() for name, part in zip(leaf_names(kept), leaves(kept), strict=True)
         }
-        body = json.dumps(head).encode() + b"\n" + b"".join(part.numpy().tobytes() for part in parts)
+        body = json.dumps([kind, str(live.moment)]).encode() + b"\n" + save(parts)
         return base64.b64encode(self._code(series, body) + body).decode()
 
     def unpack(self, series: str, text: str) -> Live:
@@ -82,16 +81,12 @@ class Seal:
                 "received, or begin the series without one"
             )
         line, _, rest = body.partition(b"\n")
-        head, parts, place = json.loads(line), [], 0
-        for kind, shape in head["parts"]:
-            dtype = np.dtype(kind)
-            size = dtype.itemsize * math.prod(shape)
-            parts.append(torch.from_numpy(np.frombuffer(rest[place : place + size], dtype).reshape(shape).copy()))
-            place += size
-        own = iter(part.to(self.run.model.entry.weight.device) for part in parts)
-        state = map_state(lambda _: next(own), self.run.model.init_state(1))
-        kind, written = head["moment"]
-        return Live(state, _MOMENTS[kind][-1](written), next(own, None))
+        (kind, written), parts = json.loads(line), load(rest)
+        start = self.run.model.init_state(1)
+        names, device = leaf_names((start,)), self.run.model.entry.weight.device
+        state = map_state(lambda _: parts.pop(next(names)).to(device), start)
+        features = parts.get("1")
+        return Live(state, _MOMENTS[kind][-1](written), None if features is None else features.to(device))
 
     def _code(self, series: str, body: bytes) -> bytes:
         return hmac.digest(self._key, series.encode() + b"\n" + body, "sha256")

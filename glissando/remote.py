@@ -7,39 +7,23 @@ copying it back into the cache, each file checked.
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import itertools
 import json
 import re
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 from glissando import pretrained
 from glissando.cache_directory import cache_dir
 from glissando.checkpoints import BEST, CHECKPOINTS, LATEST, WEIGHTS, checkpoint_step, latest_checkpoint, pointers
 from glissando.errors import RunError
-from glissando.storage import MANIFEST, publishing, read_json, read_manifest, verify_manifest
+from glissando.storage import MANIFEST, in_turn, publishing, read_json, read_manifest, verify_manifest
 from glissando.storages import Place, place
 from glissando.untrusted import FILE_BYTES, most_bytes, require_room
 from glissando.urls import is_url, redacted, whole_url
 
 BASE, SAMPLES, ENVIRONMENT, METRICS = "base", "samples.txt", "environment.json", "metrics.csv"
-
-
-@contextlib.contextmanager
-def in_turn(folder: Path) -> Iterator[None]:
-    """One process of this machine after another."""
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    lock = folder.with_name(f".{folder.name}.lock")
-    with lock.open("w", encoding="utf-8") as file, contextlib.ExitStack() as stack:
-        with contextlib.suppress(ImportError, OSError):  # Windows, and file systems without locks
-            import fcntl
-
-            fcntl.flock(file, fcntl.LOCK_EX)
-            stack.callback(fcntl.flock, file, fcntl.LOCK_UN)
-        yield
 
 
 # ---------------------------------------------------------------------- reading

@@ -12,6 +12,7 @@ import errno
 import hashlib
 import itertools
 import json
+import logging
 import os
 import re
 import shutil
@@ -28,6 +29,8 @@ from torch import Tensor
 
 from glissando.errors import RunError
 from glissando.untrusted import JSON_BYTES, require_inner_names
+
+_log = logging.getLogger(__name__)
 
 MANIFEST = "manifest.json"
 ABANDONED_SECONDS = 86_400.0  # age at which the temporary of another machine counts as abandoned
@@ -71,6 +74,34 @@ def publishing(target: str | Path, manifest: bool = True) -> Iterator[Path]:
             write_manifest(temporary)
         _sync_tree(temporary)
         _swap_in(temporary, target)
+
+
+@contextlib.contextmanager
+def in_turn(folder: Path) -> Iterator[None]:
+    """One process of this machine after another."""
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    lock = folder.with_name(f".{folder.name}.lock")
+    with lock.open("w", encoding="utf-8") as file, contextlib.ExitStack() as stack:
+        with contextlib.suppress(ImportError, OSError):  # Windows, and file systems without locks
+            import fcntl
+
+            fcntl.flock(file, fcntl.LOCK_EX)
+            stack.callback(fcntl.flock, file, fcntl.LOCK_UN)
+        yield
+
+
+def kept(folder: Path, fill: Callable[[Path], None]) -> Path:
+    """The directory `folder` as `fill` makes it: checked at every use, and made where it is not there; a damaged one is
+    made again, and a warning is logged. Raises as `publishing`."""
+    with in_turn(folder):
+        try:
+            verify_manifest(folder)
+        except RunError:
+            if folder.exists():
+                _log.warning("%s is damaged: it is made again", folder)
+            with publishing(folder) as new:
+                fill(new)
+    return folder
 
 
 def remove_directory(path: str | Path) -> None:

@@ -47,6 +47,7 @@ def test_the_recipes_data_stream_by_the_same_command(tmp_path, monkeypatch, caps
     assert main(["evaluate", str(run)]) == 0
 
 
+@pytest.mark.serial
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("name", RECIPES)

@@ -249,7 +249,7 @@ def test_long_answers_stay_within_the_memory_of_the_process(tmp_path, lists, cli
 @pytest.mark.serial
 @pytest.mark.slow
 def test_a_thousand_long_requests_of_many_texts_stay_within_the_budget(tmp_path):
-    """Each alone took 8.7 GiB."""
+    """Each takes nearly all of the memory, and there are always more than may wait."""
     import http.client
 
     budget = 1400
@@ -259,7 +259,7 @@ def test_a_thousand_long_requests_of_many_texts_stay_within_the_budget(tmp_path)
         try:
             assert process.stdout is not None
             port = int(process.stdout.readline().partition("127.0.0.1:")[2].split()[0])
-            body = json.dumps({"model": "model", "prompt": "ab " * 5333, "n": 32, "max_tokens": 4})
+            body = json.dumps({"model": "model", "prompt": "ab " * 1333, "n": 16, "max_tokens": 4})
 
             def one(_: int) -> tuple[int, int]:
                 link = http.client.HTTPConnection("127.0.0.1", port, timeout=3000)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import count
 from typing import Any, Literal, NamedTuple
@@ -56,7 +56,7 @@ class Corpus(ABC):
 
     Held-out batches are shared out by rows as well, and every process gets the same number of batches, so
     that collectives stay in step: where the last global batch has no row for a process, it gets one row of
-    it with nothing scored (see `unscored`).
+    it with nothing scored.
     """
 
     tokenizer: Tokenizer
@@ -137,21 +137,16 @@ def shard_rows(batch_size: int, shard: Shard) -> range:
     return range(shard.rank, batch_size, shard.world)
 
 
-class HeldOutRows(NamedTuple):
-    """Rows of one held-out batch for one process; `scored` is False where they only keep it in step."""
-
-    rows: np.ndarray
-    scored: bool
-
-
-def held_out_rows(n_rows: int, batch_size: int, start: int, shard: Shard) -> Iterator[HeldOutRows]:
-    """Row numbers of each held-out batch from batch `start`, every row once over all shards."""
+def held_out_batches(
+    n_rows: int, batch_size: int, start: int, shard: Shard, batch_of: Callable[[np.ndarray], Batch]
+) -> Iterator[Batch]:
+    """Each held-out batch from batch `start`, by the numbers of its rows: every row once over all shards."""
     for first in range(start * batch_size, n_rows, batch_size):
         rows = np.arange(first + shard.rank, min(first + batch_size, n_rows), shard.world)
-        yield HeldOutRows(rows, True) if rows.size else HeldOutRows(np.array([first]), False)
+        yield batch_of(rows) if rows.size else _unscored(batch_of(np.array([first])))
 
 
-def unscored(batch: Batch) -> Batch:
+def _unscored(batch: Batch) -> Batch:
     """`batch` with nothing to score, for a process that has no row of its own in a held-out batch."""
     floor = None if batch.floor_bits is None else 0.0
     return batch._replace(targets=torch.full_like(batch.targets, IGNORED), n_bytes=0, floor_bits=floor)
@@ -196,10 +191,12 @@ class RowCorpus(Corpus):
 
     def _valid_batches(self, start: int, shard: Shard) -> Iterator[Batch]:
         size = self.batch_size
-        for rows, scored in held_out_rows(len(self._valid), size, start, shard):
+
+        def batch(rows: np.ndarray) -> Batch:
             first = int(rows[0]) // size * size
-            batch = self._batch(self._valid[first : first + size], [int(row) - first for row in rows])
-            yield batch if scored else unscored(batch)
+            return self._batch(self._valid[first : first + size], [int(row) - first for row in rows])
+
+        return held_out_batches(len(self._valid), size, start, shard, batch)
 
     def texts(self, split: Split = "train") -> Iterator[str]:
         """Each row with its answer, endless for "train"."""

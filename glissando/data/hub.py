@@ -5,17 +5,16 @@ from __future__ import annotations
 import hashlib
 import importlib
 import json
-import logging
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import numpy as np
 
 from glissando.cache_directory import cache_dir
-from glissando.data.base import WHOLE, Batch, Corpus, Shard, Split, held_out_rows, shard_rows, unscored
+from glissando.data.base import WHOLE, Batch, Corpus, Shard, Split, held_out_batches, shard_rows
 from glissando.data.corpora import DataSetOptions, HubOptions, HubStreamOptions, is_file
 from glissando.data.jsonl import beginning
 from glissando.data.order import random_below
@@ -23,16 +22,14 @@ from glissando.data.text import TextCorpus
 from glissando.data.tokenizers import END_OF_TEXT, ByteTokenizer, Tokenizer
 from glissando.data.tokens import Piece, in_memory
 from glissando.errors import ConfigError, DataError
-from glissando.storage import record as digest_of
-from glissando.storage import write_atomic
-
-_log = logging.getLogger(__name__)
+from glissando.storage import kept
 
 #: short names of data sets people ask for
 KNOWN = {"tinystories": "roneneldan/TinyStories"}
 _SEPARATOR = f"\n{END_OF_TEXT}\n"
 _NETWORK = re.compile("connect|timeout|timedout|offline|network|nameresolution|maxretry", re.IGNORECASE)
 _LOCAL = "use a local file instead: --data.kind text --data.path FILE, or --text FILE of `glissando laplacian`"
+_TEXT = "text.txt"
 _CHUNK = 1 << 16  # characters of a stream that are tokenised at once, or about a batch if that is more
 
 
@@ -107,47 +104,25 @@ def fetch(split: HubSplit) -> Path:
 
     Of a file NAME.txt (`file`) the lines stand as they are, the line `<|endoftext|>` between documents included.
 
-    A record with the file's SHA-256 lies beside it and is checked at every use; a file without a record, or
-    one that has changed, is fetched again. A fetch that breaks off leaves nothing and starts anew.
+    It is checked at every use, and fetched again where it has changed; a fetch that breaks off leaves nothing.
     Raises DataError as `HubSplit.texts`, and where there is no text.
     """
-    key = hashlib.sha256(json.dumps(asdict(split)).encode()).hexdigest()[:12]
-    path = cache_dir("hub") / f"{re.sub(r'[^A-Za-z0-9]+', '-', split.name)}-{split.split}-{key}.txt"
-    record = path.with_suffix(".json")
-    if _is_intact(path, record):
-        return path
-    record.unlink(missing_ok=True)
     end = "\n" if split.is_plain_text else _SEPARATOR
-    n_texts = 0
 
-    def write(file: BinaryIO) -> None:
-        nonlocal n_texts
-        for text in split.texts():
-            n_texts += bool(text)
-            if text or split.is_plain_text:
-                file.write((text + end).encode())
-            if split.max_bytes is not None and file.tell() >= split.max_bytes:
-                break
+    def fill(folder: Path) -> None:
+        n_texts = 0
+        with (folder / _TEXT).open("wb") as file:
+            for text in split.texts():
+                n_texts += bool(text)
+                if text or split.is_plain_text:
+                    file.write((text + end).encode())
+                if split.max_bytes is not None and file.tell() >= split.max_bytes:
+                    break
         if not n_texts:
             raise DataError(f"split {split.split!r} of the data set {split.name!r} has no text in {split.text_field!r}")
 
-    write_atomic(path, write)
-    # Last, so that its presence means that the text is whole.
-    write_atomic(record, json.dumps(asdict(split) | {"texts": n_texts, **digest_of(path)}, indent=1).encode())
-    return path
-
-
-def _is_intact(path: Path, record: Path) -> bool:
-    if not path.exists() or not record.exists():
-        return False
-    try:
-        expected = json.loads(record.read_text(encoding="utf-8"))["sha256"]
-    except (OSError, ValueError, KeyError, TypeError, RecursionError):
-        expected = None
-    if digest_of(path)["sha256"] == expected:
-        return True
-    _log.warning("%s does not agree with its record; fetching it again", path)
-    return False
+    key = hashlib.sha256(json.dumps(asdict(split)).encode()).hexdigest()[:12]
+    return kept(cache_dir("hub") / f"{re.sub(r'[^A-Za-z0-9]+', '-', split.name)}-{split.split}-{key}", fill) / _TEXT
 
 
 def _is_network(error: BaseException | None) -> bool:
@@ -255,10 +230,9 @@ class HubStreamCorpus(Corpus):
             skipped = 0
 
     def _valid_batches(self, start: int, shard: Shard) -> Iterator[Batch]:
-        n_rows = -(-(len(self._valid) - 1) // self.seq_len)
-        for rows, scored in held_out_rows(n_rows, self.batch_size, start, shard):
-            batch = self._valid.batch(rows * self.seq_len, self.seq_len)
-            yield batch if scored else unscored(batch)
+        length, tokens = self.seq_len, self._valid
+        n_rows = -(-(len(tokens) - 1) // length)
+        return held_out_batches(n_rows, self.batch_size, start, shard, lambda rows: tokens.batch(rows * length, length))
 
     def prompts(self, n: int, *, seed: int = 0) -> list[str]:
         """Beginnings of held-out documents where a row has one, else of held-out rows; 48 tokens at most."""

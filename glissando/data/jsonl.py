@@ -12,11 +12,11 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from glissando.data.base import WHOLE, Batch, Corpus, Shard, Split, held_out_rows, shard_rows, unscored
+from glissando.data.base import WHOLE, Batch, Corpus, Shard, Split, held_out_batches, shard_rows
 from glissando.data.corpora import JsonlOptions
 from glissando.data.order import random_below
 from glissando.data.problems import Problems, summary_of
-from glissando.data.textfile import TextFile, digested, open_files, without_mark
+from glissando.data.textfile import TextFile, bounded_lines, digested, open_files, without_mark
 from glissando.data.tokenizers import ByteTokenizer, Tokenizer
 from glissando.data.tokens import Piece, Tokens, token_file
 from glissando.errors import DataError, nearest
@@ -100,14 +100,15 @@ class JsonlSource:
 
     def pieces(self, *, raw: bool = False) -> Iterator[Piece]:
         for file, problems in zip(self._files, self.problems, strict=True):
-            for number, line in enumerate(self._lines(file), 1):
-                try:
-                    if line is None:
-                        raise _BadLine(f"longer than {MAX_LINE_BYTES} bytes")
-                    if line.strip():
-                        yield self._fields.parse(without_mark(line) if number == 1 else line)
-                except _BadLine as bad:
-                    problems.add(number, str(bad))
+            with file.opened() as opened:
+                for number, line in enumerate(bounded_lines(opened, MAX_LINE_BYTES), 1):
+                    try:
+                        if line is None:
+                            raise _BadLine(f"longer than {MAX_LINE_BYTES} bytes")
+                        if line.strip():
+                            yield self._fields.parse(without_mark(line) if number == 1 else line)
+                    except _BadLine as bad:
+                        problems.add(number, str(bad))
 
     def notes(self) -> list[Any]:
         return [[problems.count, problems.first] for problems in self.problems]
@@ -115,16 +116,6 @@ class JsonlSource:
     def note(self, notes: list[Any]) -> None:
         for problems, (n_lines, first) in zip(self.problems, notes, strict=True):
             problems.count, problems.first = n_lines, first
-
-    def _lines(self, file: TextFile) -> Iterator[bytes | None]:
-        """Each line; None for one that is too long."""
-        longest = MAX_LINE_BYTES
-        with file.opened() as opened:
-            while line := opened.readline(longest + 1):
-                too_long = len(line) > longest and not line.endswith(b"\n")
-                while too_long and line and not line.endswith(b"\n"):
-                    line = opened.readline(1 << 16)
-                yield None if too_long else line
 
 
 class JsonlCorpus(Corpus):
@@ -234,10 +225,12 @@ class JsonlCorpus(Corpus):
         size, n_rows, tokens = self.batch_size, self._n_rows(self._valid), self._valid
         if self._every:
             n_rows = min(VALID_BATCHES, self._n_batches(tokens) // self._every) * size
-        for rows, scored in held_out_rows(n_rows, size, start, shard):
+
+        def batch(rows: np.ndarray) -> Batch:
             routed = rows + (rows // size + 1) * (self._every - 1) * size if self._every else rows
-            batch = self._batch(tokens, routed)
-            yield batch if scored else unscored(batch)
+            return self._batch(tokens, routed)
+
+        return held_out_batches(n_rows, size, start, shard, batch)
 
     def _batch(self, tokens: Tokens, rows: np.ndarray) -> Batch:
         if not self.control_names:

@@ -17,7 +17,7 @@ from glissando.data.corpora import DataOptions, PairsOptions, ShiftOptions
 from glissando.data.drawn import Draw, Source, is_held_out
 from glissando.data.order import random_below, shuffled
 from glissando.data.problems import Problems, summary_of
-from glissando.data.textfile import open_file, without_mark
+from glissando.data.textfile import bounded_lines, open_file, without_mark
 from glissando.data.tokenizers import ByteTokenizer, Tokenizer
 from glissando.errors import ConfigError, DataError
 
@@ -185,12 +185,9 @@ def read_pairs(path: Path | str) -> PairFile:
     path = open_file(path, "data.path")
     problems, pairs, where, number = Problems(path), [], [], 0
     with path.open("rb") as file:
-        while line := file.readline(_MAX_LINE):
-            number += 1
-            if len(line) == _MAX_LINE and not line.endswith(b"\n"):
+        for number, line in enumerate(bounded_lines(file, _MAX_LINE), 1):
+            if line is None:
                 problems.add(number, f"longer than {_MAX_LINE} bytes")
-                while (rest := file.readline(_MAX_LINE)) and not rest.endswith(b"\n"):
-                    pass
                 continue
             if not line.strip():
                 continue

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from glissando.data.base import WHOLE, Batch, Corpus, Shard, Split, held_out_rows, shard_rows, unscored
+from glissando.data.base import WHOLE, Batch, Corpus, Shard, Split, held_out_batches, shard_rows
 from glissando.data.corpora import TextOptions
 from glissando.data.order import random_below, shuffled
 from glissando.data.textfile import TextFile, check_text, open_files
@@ -125,10 +125,11 @@ class TextCorpus(Corpus):
 
     def _valid_batches(self, start: int, shard: Shard) -> Iterator[Batch]:
         """Window k predicts tokens from k * seq_len on."""
-        size, length = _size(self._valid), self.seq_len
-        for rows, scored in held_out_rows(-(-size // length), self.batch_size, start, shard):
-            batch = self._valid.batch(rows * length, length, stop=1 + size)
-            yield batch if scored else unscored(batch)
+        size, length, tokens = _size(self._valid), self.seq_len, self._valid
+        return held_out_batches(
+            -(-size // length), self.batch_size, start, shard,
+            lambda rows: tokens.batch(rows * length, length, stop=1 + size),
+        )  # fmt: skip
 
     def prompts(self, n: int, *, seed: int = 0) -> list[str]:
         """Beginnings of held-out lines, of about 48 bytes."""

@@ -62,6 +62,15 @@ def without_mark(line: bytes) -> bytes:
     return line.removeprefix(codecs.BOM_UTF8)
 
 
+def bounded_lines(file: BinaryIO, longest: int) -> Iterator[bytes | None]:
+    """Each line; None for one of more bytes than `longest`, which is never held in memory."""
+    while line := file.readline(longest + 1):
+        too_long = len(line) > longest and not line.endswith(b"\n")
+        while too_long and line and not line.endswith(b"\n"):
+            line = file.readline(1 << 16)
+        yield None if too_long else line
+
+
 class TextFile(NamedTuple):
     """A file as it was when it was checked."""
 

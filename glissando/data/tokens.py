@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import json
-import logging
 import mmap
-import os
 from array import array
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -18,13 +16,10 @@ import torch
 from glissando.cache_directory import cache_dir
 from glissando.data.base import IGNORED, Batch
 from glissando.data.tokenizers import ByteTokenizer, Tokenizer
-from glissando.errors import DataError
-from glissando.storage import write_atomic
+from glissando.storage import kept
 
-_log = logging.getLogger(__name__)
 # Part of every key: raised when the way a text is cut into pieces, or what a file holds, changes.
-_FORMAT = 3
-_DIGEST = hashlib.sha256().digest_size
+_FORMAT = 4
 _PIECES_AT_ONCE, _CHARACTERS_AT_ONCE = 32, 1 << 21
 _FAR = np.iinfo(np.int64).max
 
@@ -60,7 +55,6 @@ class Tokens(NamedTuple):
     ends    (D + 1,) the places of the end tokens that are not part of a document
     bytes   (D + 1,) the UTF-8 bytes before each of them; an end counts as one
     labels  (D, C) float32; C is 0 without labels
-    file    the mapped file that the tables are in, if they are in one
     """
 
     tokenizer: Tokenizer
@@ -68,7 +62,6 @@ class Tokens(NamedTuple):
     ends: np.ndarray
     bytes: np.ndarray
     labels: np.ndarray
-    file: mmap.mmap | None = None
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -86,9 +79,10 @@ class Tokens(NamedTuple):
         places = first[:, None] + np.arange(length + 1)
         inside = places < np.broadcast_to(stop, first.shape)[:, None]
         tokens = self.ids[np.minimum(places, len(self) - 1)].astype(np.int64)
-        if self.file is not None and hasattr(mmap, "MADV_DONTNEED"):
-            # Pages that were read would count as this process's memory, up to all of the file; they stay cached.
-            self.file.madvise(mmap.MADV_DONTNEED)
+        for table in (self.ids, self.ends, self.bytes):
+            if isinstance(table, np.memmap) and hasattr(mmap, "MADV_DONTNEED"):
+                # Pages that were read would count as this process's memory, up to all of the file; they stay cached.
+                table._mmap.madvise(mmap.MADV_DONTNEED)  # type: ignore[attr-defined]
         real = inside[:, 1:]
         ids, targets = np.where(inside, tokens, self.tokenizer.eos_id)[:, :-1], np.where(real, tokens[:, 1:], IGNORED)
         span = first + 1, np.minimum(first + 1 + length, stop)
@@ -169,73 +163,26 @@ def in_memory(pieces: Iterable[Piece], tokenizer: Tokenizer) -> Tokens:
 
 
 def token_file(source: Source, tokenizer: Tokenizer) -> Tokens:
-    """The tokens of `source`, memory-mapped from a file in the cache directory.
-
-    The file is made once per content and tokenizer. It ends with its SHA-256, which is checked whenever it is opened;
-    a damaged one is made again, and a warning is logged. Raises DataError where it cannot be written or read.
-    """
+    """The tokens of `source`, memory-mapped from files in the cache directory that are made once per content and
+    tokenizer. Raises as `kept`."""
     dtype = np.dtype(np.uint8 if tokenizer.vocab_size <= 1 << 8 else np.uint16)
     dtype = dtype if tokenizer.vocab_size <= 1 << 16 else np.dtype(np.uint32)
-    key = hashlib.sha256(f"{_FORMAT} {source.key()} {tokenizer.fingerprint}".encode()).hexdigest()
-    path = cache_dir("tokens") / f"{key}.{dtype.name}"
 
-    def convert(file: BinaryIO) -> None:
-        digest = hashlib.sha256()
-
-        def write(data: Any) -> None:
-            digest.update(data)
-            file.write(data)
-
+    def convert(folder: Path) -> None:
         pieces = source.pieces(raw=isinstance(tokenizer, ByteTokenizer))
-        tables = tokenise(pieces, tokenizer, lambda ids: write(np.ascontiguousarray(ids, dtype)))
-        n_ids = tables[0][-1] + 1
-        write(b"\0" * (-n_ids * dtype.itemsize % 8))
-        for table in tables:
-            write(table)
-        facts = {"tokens": n_ids, "documents": len(tables[0]) - 1, "labels": len(tables[2]), "notes": source.notes()}
-        write(text := json.dumps(facts).encode())
-        write(len(text).to_bytes(8, "little"))
-        file.write(digest.digest())
+        with (folder / "ids").open("wb") as file:
+            tables: tuple[array[Any], ...] = tokenise(
+                pieces, tokenizer, lambda ids: file.write(np.ascontiguousarray(ids, dtype).data)
+            )
+        for name, table in zip(("ends", "bytes", "labels"), tables, strict=True):
+            (folder / name).write_bytes(table)
+        (folder / "notes.json").write_text(json.dumps(source.notes()))
 
-    tokens = _opened(path, dtype, source, tokenizer)
-    if tokens is None:
-        write_atomic(path, convert)
-        tokens = _opened(path, dtype, source, tokenizer)
-    if tokens is None:
-        raise DataError(f"{path} is not what was just written; check the disk, or name another in GLISSANDO_CACHE")
-    return tokens
-
-
-def _opened(path: Path, dtype: np.dtype[Any], source: Source, tokenizer: Tokenizer) -> Tokens | None:
-    """The tokens of a file that ends with the SHA-256 of all before it; None if there is none or it is damaged."""
-    try:
-        file = path.open("rb")  # once: the file of that name may be replaced meanwhile
-    except FileNotFoundError:
-        return None
-    except OSError as error:
-        raise DataError(f"{path} cannot be read ({error.strerror}); delete it, and it is made again") from error
-    with file:
-        digest, end = hashlib.sha256(), os.fstat(file.fileno()).st_size - _DIGEST
-        while file.tell() < end:
-            digest.update(file.read(min(1 << 22, end - file.tell())))
-        if end < 8 or file.read() != digest.digest():
-            _log.warning("%s is damaged: the text is tokenised again", path)
-            return None
-        file.seek(end - 8)
-        n_text = int.from_bytes(file.read(8), "little")
-        file.seek(end - 8 - n_text)
-        facts = json.loads(file.read(n_text))
-        source.note(facts["notes"])
-        mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-    whole = np.frombuffer(mapped, np.uint8)
-    n_ids, n_documents, at = facts["tokens"], facts["documents"], 0
-
-    def table(count: int, kind: Any) -> np.ndarray:
-        nonlocal at
-        found = np.asarray(whole[at : at + count * np.dtype(kind).itemsize]).view(kind)
-        at += -(-found.nbytes // 8) * 8
-        return found
-
-    ids, ends, before = table(n_ids, dtype), table(n_documents + 1, np.int64), table(n_documents + 1, np.int64)
-    labels = table(facts["labels"], np.float32).reshape(n_documents, -1 if facts["labels"] else 0)
-    return Tokens(tokenizer, ids, ends, before, labels, mapped)
+    key = hashlib.sha256(f"{_FORMAT} {source.key()} {tokenizer.fingerprint}".encode()).hexdigest()
+    folder = kept(cache_dir("tokens") / key, convert)
+    source.note(json.loads((folder / "notes.json").read_bytes()))
+    ids, ends, before, labels = (
+        np.memmap(folder / name, kind, "r") if (folder / name).stat().st_size else np.empty(0, kind)
+        for name, kind in (("ids", dtype), ("ends", np.int64), ("bytes", np.int64), ("labels", np.float32))
+    )
+    return Tokens(tokenizer, ids, ends, before, labels.reshape(len(ends) - 1, -1 if len(labels) else 0))

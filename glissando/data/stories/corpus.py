@@ -16,9 +16,8 @@ from glissando.data.base import (
     RowCorpus,
     Shard,
     Split,
-    held_out_rows,
+    held_out_batches,
     next_token_rows,
-    unscored,
 )
 from glissando.data.corpora import StoriesOptions
 from glissando.data.stories.oracle import judge
@@ -178,12 +177,11 @@ class StoriesCorpus(RowCorpus):
 
     def _valid_batches(self, start: int, shard: Shard) -> Iterator[Batch]:
         if not self.cut:
-            yield from super()._valid_batches(start, shard)
-            return
+            return super()._valid_batches(start, shard)
         windows = list(self._windows((story for (story,) in self._valid), joined=False))
-        for rows, scored in held_out_rows(len(windows), self.batch_size, start, shard):
-            batch = self._cut_batch([windows[row] for row in rows])
-            yield batch if scored else unscored(batch)
+        return held_out_batches(
+            len(windows), self.batch_size, start, shard, lambda rows: self._cut_batch([windows[row] for row in rows])
+        )
 
     def _batch(self, group: Sequence[Sequence[Story]], mine: Sequence[int]) -> Batch:
         """Padded on the right to a multiple of 64 that fits the longest row of the global batch."""
