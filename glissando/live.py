@@ -7,7 +7,6 @@ another.
 from __future__ import annotations
 
 import base64
-import hashlib
 import hmac
 import json
 from decimal import Decimal
@@ -22,6 +21,7 @@ from glissando.config import to_dict
 from glissando.errors import DataError
 from glissando.series.panel import Clock
 from glissando.state import leaf_names, leaves, map_state
+from glissando.state_files import digest
 from glissando.tables import TableRun
 
 
@@ -52,11 +52,8 @@ class Seal:
 
     def __init__(self, run: TableRun) -> None:
         self.run = run
-        parts = [to_dict(part) for part in (run.model.config, run.encoding, run.data)]
-        digest = hashlib.sha256(json.dumps(parts, sort_keys=True).encode())
-        for name, value in sorted(run.model.state_dict().items()):
-            digest.update(name.encode() + value.cpu().numpy().tobytes())
-        self._key = digest.digest()
+        parts = [to_dict(part) for part in (run.encoding, run.data)]
+        self._key = f"{digest(run.model.state_dict(), run.model)} {json.dumps(parts, sort_keys=True)}".encode()
 
     def pack(self, series: str, live: Live) -> str:
         """The state of the series of this name."""

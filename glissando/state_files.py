@@ -64,13 +64,13 @@ def save_state(model: Backbone, state: ModelState | StreamState, path: str | Pat
         raise RunError(f"{path} exists; nothing is overwritten: choose another name, or overwrite=True")
     inner = state.model if isinstance(state, StreamState) else state
     tensors = dict(zip(leaf_names(inner), leaves(inner), strict=True))
-    about: dict[str, Any] = {"model": _digest(model.state_dict(), model), "about": _about(model)}
+    about: dict[str, Any] = {"model": digest(model.state_dict(), model), "about": _about(model)}
     about["complex"] = [name for name, value in tensors.items() if value.is_complex()]
     tensors |= {name: torch.view_as_real(tensors[name]) for name in about["complex"]}
     if isinstance(state, StreamState):
         tensors |= {name: getattr(state, name) for name in _OWN}
         about["held"] = state.held
-    about["contents"] = _digest(tensors)
+    about["contents"] = digest(tensors)
     save_tensors(path, tensors, {"glissando_state": json.dumps(about)})
 
 
@@ -103,9 +103,9 @@ def load_state(model: Backbone, path: str | Path) -> Any:
         owner, contents, described = about["model"][:12], about["contents"], about["about"]
     except (KeyError, TypeError, ValueError) as error:
         raise RunError(f"{path} holds no state of a model: it was not written by save_state or --save_state") from error
-    if _digest(tensors) != contents:
+    if digest(tensors) != contents:
         raise RunError(f"{path} is damaged: its contents have another digest than when it was written")
-    if owner != (own := _digest(model.state_dict(), model)[:12]):
+    if owner != (own := digest(model.state_dict(), model)[:12]):
         raise InputError(
             f"{path} is the state of another model: {described}, digest {owner}; this is {_about(model)} "
             f"with {own}. The weights and all options must be the same"
@@ -124,7 +124,7 @@ def load_state(model: Backbone, path: str | Path) -> Any:
         raise RunError(f"{path} is malformed ({error}): save the state again") from error
 
 
-def _digest(tensors: Mapping[str, Tensor], model: Backbone | None = None) -> str:
+def digest(tensors: Mapping[str, Tensor], model: Backbone | None = None) -> str:
     """SHA-256 of tensors with their names, types and shapes, and of a model's options."""
     found = hashlib.sha256(b"" if model is None else json.dumps(to_dict(model.config), sort_keys=True).encode())
     for name, value in sorted(tensors.items()):

@@ -75,10 +75,6 @@ class Stepper(nn.Module):
     def input_names(self) -> list[str]:
         return ["ids", *(["control"] if self.dials else []), *(leaf.input for leaf in self.leaves)]
 
-    @property
-    def output_names(self) -> list[str]:
-        return ["logits", *(leaf.output for leaf in self.leaves)]
-
     def arguments(self, batch: int, time: int) -> tuple[Tensor, ...]:
         """Any inputs of these sizes."""
         control = [torch.zeros(batch, len(self.dials))] if self.dials else []

@@ -41,20 +41,21 @@ def write(stepper: Stepper, folder: Path) -> None:
     weights: dict[bytes, int] = {}
     with open(folder / WEIGHTS, "wb") as file:
         for kind, name in FILES.items():
-            program = stepper.trace(prefill=kind == "prefill")
-            model = translated(program, kind, stepper.input_names, stepper.output_names)
-            name_axes(model, *_shapes(stepper, kind))
+            model = translated(stepper.trace(prefill=kind == "prefill"), kind, *_shapes(stepper, kind))
             _put_aside(model, file, weights, folder)
-            without_traces(model)
             import onnx_ir
 
             onnx_ir.save(model, folder / name)
 
 
-def translated(
-    program: torch.export.ExportedProgram, what: str, input_names: Sequence[str], output_names: Sequence[str]
-) -> Any:
+#: of inputs or outputs by their names; a free axis has a name
+Shapes = dict[str, list[str | int]]
+
+
+def translated(program: torch.export.ExportedProgram, what: str, inputs: Shapes, outputs: Shapes) -> Any:
     """The graph as a model of onnx_ir. Raises Refused, with the exporter's reason, for what ONNX does not have."""
+    import onnx_ir
+
     levels = {name: logging.getLogger(name).level for name in ("torch.onnx", "onnxscript", "onnx_ir")}
     try:
         for name in levels:
@@ -67,8 +68,8 @@ def translated(
                 dynamo=True,
                 optimize=True,
                 verbose=False,
-                input_names=input_names,
-                output_names=output_names,
+                input_names=list(inputs),
+                output_names=list(outputs),
             )
     except Exception as error:
         reason = str(error.__cause__ or error).strip().split("\n")[0]
@@ -77,32 +78,25 @@ def translated(
         for name, level in levels.items():
             logging.getLogger(name).setLevel(level)
     assert made is not None
-    return made.model
-
-
-Shapes = list[list[str | int]]
+    model = made.model
+    for values, shapes in ((model.graph.inputs, inputs), (model.graph.outputs, outputs)):
+        for value, shape in zip(values, shapes.values(), strict=True):
+            value.shape = onnx_ir.Shape(shape)
+    _drop_traces(model)
+    return model
 
 
 def _shapes(stepper: Stepper, kind: str) -> tuple[Shapes, Shapes]:
     """Those of inputs and outputs: free axes are called `batch` and `time`, everything else has its size."""
-    time = TIME if kind == "prefill" else 1
-    states: Shapes = [[BATCH, *leaf.shape] for leaf in stepper.leaves]
-    control: Shapes = [[BATCH, len(stepper.dials)]] if stepper.dials else []
-    vocabulary = stepper.model.config.vocab_size
-    return [[BATCH, time], *control, *states], [[BATCH, time, vocabulary], *states]
+    time, stepped = TIME if kind == "prefill" else 1, stepper.leaves
+    control: Shapes = {"control": [BATCH, len(stepper.dials)]} if stepper.dials else {}
+    inputs: Shapes = {"ids": [BATCH, time], **control, **{leaf.input: [BATCH, *leaf.shape] for leaf in stepped}}
+    logits: Shapes = {"logits": [BATCH, time, stepper.model.config.vocab_size]}
+    return inputs, logits | {leaf.output: [BATCH, *leaf.shape] for leaf in stepped}
 
 
-def name_axes(model: Any, inputs: Shapes, outputs: Shapes) -> None:
-    """Set the shapes of inputs and outputs, with names for free axes."""
-    import onnx_ir
-
-    for values, shapes in ((model.graph.inputs, inputs), (model.graph.outputs, outputs)):
-        for value, shape in zip(values, shapes, strict=True):
-            value.shape = onnx_ir.Shape(shape)
-
-
-def without_traces(model: Any) -> None:
-    """Without PyTorch's notes of where each node comes from, which are longer than the graph and name places here."""
+def _drop_traces(model: Any) -> None:
+    """Drop PyTorch's notes of where each node comes from, which are longer than the graph and name places here."""
     for graph in (model.graph, *model.functions.values()):
         for node in graph.all_nodes():
             node.metadata_props.clear()

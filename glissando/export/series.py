@@ -199,13 +199,9 @@ def export_series(run: SeriesRun, out: str | Path) -> Check:
     out = require_absent(out)
     onnx.require_installed()
     observer = Observer(run)
-    model = onnx.translated(
-        observer.trace(), "step", [*observer.inputs, *(leaf.input for leaf in observer.leaves)],
-        [*observer.outputs, *(leaf.output for leaf in observer.leaves)],
-    )  # fmt: skip
-    states: onnx.Shapes = [[BATCH, *leaf.shape] for leaf in observer.leaves]
-    onnx.name_axes(model, [*observer.inputs.values(), *states], [*observer.outputs.values(), *states])
-    onnx.without_traces(model)
+    states: onnx.Shapes = {leaf.input: [BATCH, *leaf.shape] for leaf in observer.leaves}
+    following: onnx.Shapes = {leaf.output: [BATCH, *leaf.shape] for leaf in observer.leaves}
+    model = onnx.translated(observer.trace(), "step", observer.inputs | states, observer.outputs | following)
     model.metadata_props[METADATA] = json.dumps(observer.metadata())
     import onnx_ir
 

