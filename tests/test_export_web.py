@@ -22,6 +22,7 @@ from glissando.errors import DataError
 from glissando.export import Refused, web
 from glissando.generation import generate
 from glissando.model import LanguageModel
+from glissando.storage import record
 
 playwright = pytest.importorskip("playwright.sync_api", reason="the page's tests drive a browser with playwright")
 expect = playwright.expect
@@ -67,7 +68,7 @@ def test_a_package_is_known_by_its_digest_and_fetched_once(tmp_path, monkeypatch
         web.runtime_package()
     archive = tmp_path / "a.tgz"
     archive.write_text("a package")
-    monkeypatch.setattr(web, "SHA256", web._digest(archive))
+    monkeypatch.setattr(web, "SHA256", record(archive)["sha256"])
     result = web.runtime_package()
     assert result.read_text() == "a package"
     os.remove(tmp_path / "bin" / "npm")

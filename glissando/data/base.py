@@ -12,10 +12,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from glissando.data.order import random_below
 from glissando.data.tokenizers import Tokenizer
 from glissando.errors import ConfigError, unknown_name
 
 Split = Literal["train", "valid"]
+_PROMPT_TOKENS = 48
 _BLOCK = 256  # rows written at once
 IGNORED = -100  # the target of a position that is not scored; PyTorch's own default ignore_index
 
@@ -100,9 +102,11 @@ class Corpus(ABC):
         )
         return map(list, zip(*streams, strict=True))
 
-    @abstractmethod
     def prompts(self, n: int, *, seed: int = 0) -> list[str]:
-        """`n` held-out beginnings for samples; deterministic in `seed`."""
+        """`n` held-out beginnings for samples, deterministic in `seed`; here of documents where a row has one, else of
+        rows, 48 tokens at most."""
+        sample = next(self.batches("valid")).ids.numpy()
+        return [_beginning(sample[row], self.tokenizer) for row in random_below(len(sample), seed, np.arange(n))]
 
     def judge(self, text: str) -> dict[str, float | None]:
         """A text's labels as the corpus's oracle reads them, in [-1, 1]; None where it gives no evidence.
@@ -123,6 +127,15 @@ class Corpus(ABC):
     def describe(self) -> dict[str, object]:
         """A description for a person, for `glissando corpora` and the run's record."""
         return {"entropy_floor": self.entropy_floor, "control_names": list(self.control_names)}
+
+
+def _beginning(row: np.ndarray, tokenizer: Tokenizer) -> str:
+    """The beginning of the first document of a row that begins in its first part, else of the row."""
+    ends = np.flatnonzero(row[: -_PROMPT_TOKENS // 2] == tokenizer.eos_id)
+    ids = row[ends[0] + 1 if ends.size else 0 :][:_PROMPT_TOKENS].tolist()
+    ids = ids[: ids.index(tokenizer.eos_id)] if tokenizer.eos_id in ids else ids
+    text = tokenizer.decode(ids).strip("\ufffd").strip()
+    return text.rpartition(" ")[0] or text
 
 
 def shard_rows(batch_size: int, shard: Shard) -> range:

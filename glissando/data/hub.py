@@ -16,8 +16,6 @@ import numpy as np
 from glissando.cache_directory import cache_dir
 from glissando.data.base import WHOLE, Batch, Corpus, Shard, Split, held_out_batches, shard_rows
 from glissando.data.corpora import DataSetOptions, HubOptions, HubStreamOptions, is_file
-from glissando.data.jsonl import beginning
-from glissando.data.order import random_below
 from glissando.data.text import TextCorpus
 from glissando.data.tokenizers import END_OF_TEXT, ByteTokenizer, Tokenizer
 from glissando.data.tokens import Piece, in_memory
@@ -233,11 +231,6 @@ class HubStreamCorpus(Corpus):
         length, tokens = self.seq_len, self._valid
         n_rows = -(-(len(tokens) - 1) // length)
         return held_out_batches(n_rows, self.batch_size, start, shard, lambda rows: tokens.batch(rows * length, length))
-
-    def prompts(self, n: int, *, seed: int = 0) -> list[str]:
-        """Beginnings of held-out documents where a row has one, else of held-out rows; 48 tokens at most."""
-        sample = next(self._valid_batches(0, WHOLE)).ids.numpy()
-        return [beginning(sample[row], self.tokenizer) for row in random_below(len(sample), seed, np.arange(n))]
 
     def texts(self, split: Split = "train") -> Iterator[str]:
         """The documents, endless for "train"."""

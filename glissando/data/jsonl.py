@@ -14,14 +14,12 @@ import torch
 
 from glissando.data.base import WHOLE, Batch, Corpus, Shard, Split, held_out_batches, shard_rows
 from glissando.data.corpora import JsonlOptions
-from glissando.data.order import random_below
 from glissando.data.problems import Problems, summary_of
 from glissando.data.textfile import TextFile, bounded_lines, digested, open_files, without_mark
 from glissando.data.tokenizers import ByteTokenizer, Tokenizer
 from glissando.data.tokens import Piece, Tokens, token_file
 from glissando.errors import DataError, nearest
 
-_PROMPT_TOKENS = 48
 #: a longer line counts as malformed
 MAX_LINE_BYTES = 1 << 24
 #: of the held-out batches of a file, so many are scored
@@ -239,11 +237,6 @@ class JsonlCorpus(Corpus):
             tokens.ends[rows], self.seq_len, stop=tokens.ends[rows + 1] + 1, labels=tokens.labels[rows].copy()
         )
 
-    def prompts(self, n: int, *, seed: int = 0) -> list[str]:
-        """Beginnings of held-out documents where a row has one, else of held-out rows; 48 tokens at most."""
-        sample = next(self._valid_batches(0, WHOLE)).ids.numpy()
-        return [beginning(sample[row], self.tokenizer) for row in random_below(len(sample), seed, np.arange(n))]
-
     def texts(self, split: Split = "train") -> Iterator[str]:
         """The documents, held-out ones among them where they are held out by batches."""
         return (piece.text for piece in self._sources[split].pieces())
@@ -256,12 +249,3 @@ class JsonlCorpus(Corpus):
             "train_tokens": len(self._train),
             "problems": self.problems,
         }
-
-
-def beginning(row: np.ndarray, tokenizer: Tokenizer) -> str:
-    """The beginning of the first document of a row that begins in its first part, else of the row."""
-    ends = np.flatnonzero(row[: -_PROMPT_TOKENS // 2] == tokenizer.eos_id)
-    ids = row[ends[0] + 1 if ends.size else 0 :][:_PROMPT_TOKENS].tolist()
-    ids = ids[: ids.index(tokenizer.eos_id)] if tokenizer.eos_id in ids else ids
-    text = tokenizer.decode(ids).strip("\ufffd").strip()
-    return text.rpartition(" ")[0] or text
