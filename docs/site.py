@@ -110,7 +110,7 @@ def commands() -> str:
 def names() -> str:
     """The docstrings of the public names, under these names, and of what an extension registers and tests with."""
     public = [name for name in glissando.__all__ if name not in ("__version__", *EXTENSIONS)]
-    text = ["# Python", "", "What `import glissando` offers. [Parts of your own](extending.md) has whole examples."]
+    text = ["# Python", "", "What `import glissando` offers. [Add your own](extending.md) has whole examples."]
     text += [_documented(f"glissando.{name}") for name in public]
     text += [_extension(name, about) for name, about in EXTENSIONS.items()]
     text += [_documented(f"glissando.testing.{name}") for name in ("check_mixer", "check_depth")]
