@@ -14,6 +14,7 @@ from glissando.decoding.decoder import Decoder
 from glissando.errors import ConfigError, InputError, LengthError, UnknownNameError
 from glissando.generation import Continuation, Sampling, generate
 from glissando.kernels import cached
+from glissando.kernels.products import SUMS
 from glissando.mixers import Attention
 from glissando.model import LanguageModel, ModelConfig
 from glissando.quantisation import round_weights
@@ -127,25 +128,31 @@ def test_keys_whose_weights_vanish_are_left_out(mixer):
 
 
 def test_weights_below_all_rounding_are_0_and_a_nan_stays():
-    scores = np.array([3.0, -66.9, -67.1, -1e4, -np.inf, 0.0], np.float32)
-    cached.softmax_weights(scores, 5)
+    scores, tops = np.zeros(16, np.float32), np.empty(16, np.float32)
+    scores[:6] = 3.0, -66.9, -67.1, -1e4, -np.inf, 0.0
+    cached.softmax_weights(scores, 5, tops)
     assert scores[0] == 1
     assert scores[1] == pytest.approx(np.exp(-69.9), rel=1e-4)
-    assert list(scores[2:]) == [0, 0, 0, 0]
-    broken = np.array([0.0, np.nan, -100.0], np.float32)
-    cached.softmax_weights(broken, 3)
+    assert not scores[2:].any()
+    broken = np.zeros(16, np.float32)
+    broken[1:3] = np.nan, -100.0
+    cached.softmax_weights(broken, 3, tops)
     assert np.isnan(broken[1])
 
 
-@pytest.mark.parametrize("place", range(11))
-def test_rows_of_weight_0_are_skipped_by_fours_alone(place):
-    """Two fours of rows and three more, of which one row and the last have a weight."""
-    weights = np.zeros(11, np.float32)
-    weights[place], weights[10] = 2, 0.5
-    values, out = np.arange(11 * 3, dtype=np.float32), np.empty(3, np.float32)
-    cached.weighted_values(weights, 11, values, 3, out)
-    expected = weights @ values.reshape(11, 3) / weights.sum()
-    np.testing.assert_allclose(out, expected, rtol=1e-6)
+@pytest.mark.parametrize("size", [3, 24, 40, 130])
+@pytest.mark.parametrize("place", [0, 63, 64, 127, 128])
+def test_rows_of_weight_0_are_not_read_by_64(place, size):
+    """Two heads, one of values, over 64, 64 and three slots: of the first two one slot has a weight."""
+    weights, values = np.zeros((2, 192), np.float32), np.full(192 * size + 64, np.nan, np.float32)
+    weights[:, place], weights[:, 130] = 2, 0.5
+    table = values[: 192 * size].reshape(192, size)
+    for slots in (slice(place - place % 64, place - place % 64 + 64), slice(128, 192)):
+        table[slots] = np.arange(64 * size).reshape(64, size) + place
+    out, sums = np.empty(2 * size, np.float32), np.empty(SUMS, np.float32)
+    cached.weighted_values(weights, 2, 1, size, values, 131, sums, out)
+    expected = (2 * table[place] + 0.5 * table[130]) / 2.5
+    np.testing.assert_allclose(out.reshape(2, size), np.stack([expected] * 2), rtol=1e-6)
 
 
 @torch.no_grad()

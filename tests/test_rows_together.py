@@ -8,7 +8,7 @@ import torch
 
 from glissando.decoding import NotCompiled
 from glissando.decoding.decoder import Decoder
-from glissando.decoding.products import GROUP, LANES, SUMS, grouped, linear
+from glissando.kernels.products import GROUP, LANES, SUMS, grouped, linear
 from tests.subjects import CASES, build, random_ids
 
 

@@ -14,6 +14,7 @@ from glissando.decoding.lowering import lower
 from glissando.decoding.program import Op, Precision, Program, Slot
 from glissando.errors import InputError, LengthError, NotCompiled
 from glissando.kernels.compiled import over_rows
+from glissando.kernels.products import GROUP, aligned
 from glissando.model import LanguageModel
 from glissando.sampling import Sampler
 from glissando.state import State, leaves
@@ -75,10 +76,9 @@ class Decoder:
         rows = Rows(
             np.zeros((batch, program.fixed), np.float32),
             np.zeros((batch, program.exact), np.float64),
-            np.zeros((batch, program.slots * capacity), np.float32),
-            np.zeros((batch, program.exact_slots * capacity), np.float64),
+            *_caches(program, batch, capacity),
             filled.copy(),
-            np.zeros((batch, program.registers), np.float32),
+            aligned((batch, program.registers), np.float32),
             capacity,
         )
         own, given = _slots(program.state), list(leaves(state._replace(trail=None)))
@@ -91,7 +91,6 @@ class Decoder:
                         'the state stands at a time (dt), and the compiled step counts tokens: step="plain"'
                     )
                 continue
-            target = _view(rows, slot)
             values = leaf.detach().to(torch.float64 if slot.array.startswith("exact") else torch.float32).numpy()
             fixed = (*values.shape[:2], *values.shape[3:]) if slot.array in ("slots", "exact_slots") else values.shape
             if fixed != (batch, *slot.shape):
@@ -100,10 +99,9 @@ class Decoder:
                     f"{(batch, *slot.shape)}, apart from the slots of a cache; use a state that this model returned"
                 )
             if slot.array in ("slots", "exact_slots"):
-                kept = min(values.shape[2], capacity)  # slots behind those that are filled are spare
-                target[:, :, :kept] = values[:, :, :kept]
+                _put(rows, slot, values[:, :, :capacity])  # slots behind those that are filled are spare
             else:
-                target[...] = values
+                _view(rows, slot)[...] = values
         return rows
 
     def state(self, rows: Rows) -> State:
@@ -117,9 +115,8 @@ class Decoder:
                 return type(slot)(*children) if hasattr(slot, "_fields") else tuple(children)
             if slot.array == "filled":
                 return torch.from_numpy(rows.filled.copy())
-            values = _view(rows, slot)
-            if slot.array in ("slots", "exact_slots"):
-                values = values[:, :, : int(rows.filled.max(initial=0))]
+            is_cache = slot.array in ("slots", "exact_slots")
+            values = _cached(rows, slot, int(rows.filled.max(initial=0))) if is_cache else _view(rows, slot)
             return torch.from_numpy(values.copy())
 
         return value(self.program.state)
@@ -153,7 +150,7 @@ class Decoder:
             )
         rows = self._with_room(rows, length)
         if len(rows.registers) < batch * length:
-            rows = rows._replace(registers=np.zeros((batch * length, program.registers), np.float32))
+            rows = rows._replace(registers=aligned((batch * length, program.registers), np.float32))
         self._run(program.code, rows, given.reshape(-1), control, length, _NOT_DRAWN)
         rows.filled[:] += length
         logits = rows.registers[: batch * length, program.logits : program.logits + self.vocab_size]
@@ -247,12 +244,40 @@ def _slots(state: Any) -> list[Slot]:
 
 
 def _view(rows: Rows, slot: Slot) -> Any:
-    """The leaf (B, ...) that the slot names, shared with `rows`."""
+    """The leaf (B, ...) that the slot names, shared with `rows`; a cache as (B, G, slots / 64, 64, ...)."""
     array, size = getattr(rows, slot.array), int(np.prod(slot.shape))
     if slot.array in ("slots", "exact_slots"):
         part = array[:, slot.at * rows.capacity : (slot.at + size) * rows.capacity]
-        return part.reshape(len(array), slot.shape[0], rows.capacity, *slot.shape[1:])
+        groups = rows.capacity // GROUP
+        if slot.transposed:
+            return part.reshape(len(array), groups, *slot.shape, GROUP).transpose(0, 2, 1, 4, 3)
+        return part.reshape(len(array), groups, slot.shape[0], GROUP, *slot.shape[1:]).swapaxes(1, 2)
     return array[:, slot.at : slot.at + size].reshape(len(array), *slot.shape)
+
+
+def _cached(rows: Rows, slot: Slot, count: int) -> Any:
+    """The first `count` slots of a cache, (B, G, count, ...)."""
+    view = _view(rows, slot)[:, :, : -(-count // GROUP)]
+    return view.reshape(*view.shape[:2], view.shape[2] * GROUP, *view.shape[4:])[:, :, :count]
+
+
+def _put(rows: Rows, slot: Slot, values: Any) -> None:
+    """Write the first slots of a cache, values (B, G, count, ...)."""
+    view, count = _view(rows, slot), values.shape[2]
+    groups, rest = divmod(count, GROUP)
+    whole = values[:, :, : count - rest]
+    view[:, :, :groups] = whole.reshape(*view.shape[:2], groups, *view.shape[3:])
+    if rest:
+        view[:, :, groups, :rest] = values[:, :, count - rest :]
+
+
+def _caches(program: Program, batch: int, capacity: int) -> tuple[Any, Any]:
+    """Empty caches, the first with the numbers more that its kernels read."""
+    spare = GROUP if program.slots else 0
+    return (
+        aligned((batch, program.slots * capacity + spare), np.float32),
+        np.zeros((batch, program.exact_slots * capacity), np.float64),
+    )
 
 
 def _room(tokens: int) -> int:
@@ -262,16 +287,15 @@ def _room(tokens: int) -> int:
 
 def _resized(rows: Rows, program: Program, capacity: int) -> Rows:
     """The same rows with another number of slots, in memory of their own; those that are cut are empty."""
-    batch = len(rows.filled)
+    slots, exact_slots = _caches(program, len(rows.filled), capacity)
     resized = rows._replace(
-        slots=np.zeros((batch, program.slots * capacity), np.float32),
-        exact_slots=np.zeros((batch, program.exact_slots * capacity), np.float64),
+        slots=slots,
+        exact_slots=exact_slots,
         # Of its own: the old rows, whose capacity is the old one, must not count tokens that they have no slots for.
         filled=rows.filled.copy(),
         capacity=capacity,
     )
     for slot in _slots(program.state):
         if slot.array in ("slots", "exact_slots"):
-            kept = min(capacity, rows.capacity)
-            _view(resized, slot)[:, :, :kept] = _view(rows, slot)[:, :, :kept]
+            _put(resized, slot, _cached(rows, slot, min(capacity, rows.capacity)))
     return resized

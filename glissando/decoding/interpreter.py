@@ -20,10 +20,10 @@ from glissando.decoding.kernels import (
     silu_product,
 )
 from glissando.decoding.nearness import bounded_energy, nearness
-from glissando.decoding.products import SUMS, linear
 from glissando.decoding.program import Op
 from glissando.kernels.compiled import kernel
 from glissando.kernels.drawing import all_ended, draw_next
+from glissando.kernels.products import SUMS, linear
 from glissando.kernels.scan_numba import forward_pairs as scan_pairs
 from glissando.mixers.attention.numba import step as attention
 from glissando.mixers.delta.numba import step as delta
@@ -50,7 +50,11 @@ def run(  # noqa: C901 - one branch for each instruction
     into `written` and `ids`, as glissando.kernels.drawing has it.
     """
     shifted, chances, order = np.empty(known), np.empty(known), np.empty(known, np.int64)
-    scores, sums = np.empty(capacity + 1, np.float32), np.empty(SUMS, np.float32)
+    heads = 0
+    for c in code:
+        if c[0] == Op.ATTENTION or c[0] == Op.NEARNESS:
+            heads = max(heads, c[12])
+    scores, sums = np.empty((heads, capacity), np.float32), np.empty(SUMS, np.float32)
     begin, end = first * length, last * length
     for step in range(len(code) * max(written.shape[1], 1)):
         c, n = code[step % len(code)], step // len(code)
@@ -111,9 +115,9 @@ def run(  # noqa: C901 - one branch for each instruction
                 y = r[c[4] :]
                 if op == Op.ATTENTION:
                     scale = np.float32(numbers[c[11]])
-                    attention(*given, scale, keys, values, logs, total, latest, now, capacity, scores, y)
+                    attention(*given, scale, keys, values, logs, total, latest, now, scores, sums, y)
                 else:
-                    nearness(*given, w[c[11] :], keys, values, logs, total, latest, now, capacity, scores, y)
+                    nearness(*given, w[c[11] :], keys, values, logs, total, latest, now, scores, sums, y)
             elif op == Op.BOUNDED_ENERGY:
                 x, out = r[c[1] :], r[c[2] : c[2] + c[3]]
                 bounded_energy(x, w[c[5] :], c[6] != 0, numbers[c[7]], numbers[c[7] + 1], c[4], out)

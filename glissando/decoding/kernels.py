@@ -10,9 +10,9 @@ import math
 
 import numpy as np
 
-from glissando.decoding.products import first_of, from_bfloat16
 from glissando.kernels.compiled import kernel
 from glissando.kernels.exponentials import expm1, sigmoid
+from glissando.kernels.products import first_of, from_bfloat16
 
 _ZERO, _HALF, _ONE, _TWO = (np.float32(x) for x in (0, 0.5, 1, 2))
 

@@ -3,11 +3,9 @@ glissando.mixers.attention.numba; tests tie it to the forward."""
 
 from __future__ import annotations
 
-import math
-
 import numpy as np
 
-from glissando.kernels.cached import softmax_weights, weighted_values
+from glissando.kernels.cached import GROUP, add_log_sigmoid, key_place, softmax_weights, value_place, weighted_values
 from glissando.kernels.compiled import kernel
 
 
@@ -34,36 +32,46 @@ def bounded_energy(x, matrix, is_diagonal, eps, tau, size, out):
 
 
 @kernel
-def nearness(q, k, v, biases, sizes, temperature, keys, values, e, total, latest, filled, capacity, scores, y):
+def _exponents(q, keys, temperature, exact, e, total, count, scores):
+    """scores (H, slots) = e_j + total - |q - k_j| / T of the first `count` keys; e and total count where `exact`."""
+    heads = len(temperature)
+    for begin in range(0, count, GROUP):
+        for h in range(heads):
+            at, query, inverse = key_place(begin, h, heads, 1), q[h], np.float32(1) / temperature[h]
+            key, line = keys[at : at + GROUP], scores[h, begin : begin + GROUP]
+            for j in range(GROUP):
+                line[j] = -abs(query - key[j]) * inverse
+            if exact:
+                near, middle = e[at : at + GROUP], total[h]
+                for j in range(GROUP):
+                    line[j] += np.float32(near[j] + middle)
+
+
+@kernel
+def nearness(q, k, v, biases, sizes, temperature, keys, values, e, total, latest, filled, scores, sums, y):
     """Attention by lambdas, exponents e_j - |q - k_j| / T, one query a head: q and k (H,), v (G, K).
 
-    sizes and the rest as in `attention`; e (H, slots) float64: g - C of each key
+    sizes and the rest as in `attention`; keys and e (slots / 64, H, 64), e float64: g - C of each key
     """
     heads, groups, size = sizes[0], sizes[1], sizes[2]
     has_decay, has_importance, shifts = sizes[3] != 0, sizes[4] != 0, sizes[5] != 0
     count = filled + 1
     for g in range(groups):
-        slot = (g * capacity + filled) * size
+        slot = value_place(filled, g, groups, size)
         for d in range(size):
             values[slot + d] = v[g * size + d]
+    if has_decay:
+        add_log_sigmoid(total[:heads], biases)
+    sum_of_logs = total[:heads] if has_decay else np.zeros(heads)
     for h in range(heads):
-        own = keys[h * capacity : (h + 1) * capacity]
-        own[filled] = latest[h] if shifts else k[h]
-        inverse = np.float32(1) / temperature[h]
-        for j in range(count):
-            scores[j] = -abs(q[h] - own[j]) * inverse
+        place = key_place(filled, h, heads, 1)
+        keys[place] = latest[h] if shifts else k[h]
         if has_decay or has_importance:
-            near = e[h * capacity : (h + 1) * capacity]
-            if has_decay:
-                f = np.float64(biases[h])
-                total[h] += min(f, 0.0) - math.log1p(math.exp(-abs(f)))
-            middle = total[h] if has_decay else 0.0
-            near[filled] = (biases[heads + h] if has_importance else np.float32(0)) - middle
-            for j in range(count):
-                scores[j] += np.float32(near[j] + middle)
-        softmax_weights(scores, count)
-        begin = (h // (heads // groups)) * capacity * size
-        weighted_values(scores, count, values[begin : begin + count * size], size, y[h * size : (h + 1) * size])
+            e[place] = (biases[heads + h] if has_importance else np.float32(0)) - sum_of_logs[h]
+    _exponents(q, keys, temperature[:heads], has_decay or has_importance, e, sum_of_logs, count, scores)
+    for h in range(heads):
+        softmax_weights(scores[h], count, sums)
+    weighted_values(scores, heads, groups, size, values, count, sums, y)
     if shifts:
         for h in range(heads):
             latest[h] = q[h]

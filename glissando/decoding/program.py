@@ -33,10 +33,10 @@ import torch
 from torch import Tensor, nn
 
 from glissando.block import MLP, Block, BlockState, ComplexNorm, RMSNorm
-from glissando.decoding.products import aligned, grouped
 from glissando.decoding.registers import Register, allocated
 from glissando.depth.shortcuts import EPS
 from glissando.errors import NotCompiled, unknown_name
+from glissando.kernels.products import aligned, grouped
 from glissando.quantisation import quantised
 
 #: instructions; the interpreter has a branch for each
@@ -65,6 +65,7 @@ class Slot(NamedTuple):
     array: Literal["fixed", "exact", "slots", "exact_slots", "filled"]
     at: int = 0
     shape: tuple[int, ...] = ()  # of a cache: (G, K) of (G, slots, K), or (H,) of (H, slots)
+    transposed: bool = False  # a cache lies as (slots / 64, G, 64, K), or as (slots / 64, G, K, 64)
 
 
 #: a leaf that counts the tokens read
@@ -187,10 +188,10 @@ class Builder:
         self.exact += int(np.prod(shape))
         return Slot("exact", self.exact - int(np.prod(shape)), shape)
 
-    def keep_slots(self, *shape: int) -> Slot:
+    def keep_slots(self, *shape: int, transposed: bool = False) -> Slot:
         """A cache (G, slots, K) for the shape (G, K), or (H, slots) for (H,)."""
         self.slots += int(np.prod(shape))
-        return Slot("slots", self.slots - int(np.prod(shape)), shape)
+        return Slot("slots", self.slots - int(np.prod(shape)), shape, transposed)
 
     def keep_exact_slots(self, heads: int) -> Slot:
         self.exact_slots += heads

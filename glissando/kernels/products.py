@@ -9,6 +9,7 @@ processor at once: an input is read once for the group, a weight once for the ro
 from __future__ import annotations
 
 from functools import partial
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -20,6 +21,8 @@ from numba.extending import intrinsic, overload, register_jitable
 from glissando.kernels.compiled import kernel
 
 LANES, GROUP = 16, 64
+#: the number of inputs of `parts_of_...` is a multiple of it
+PARTS = 8
 
 
 def _is_wide() -> bool:
@@ -32,9 +35,8 @@ def _is_wide() -> bool:
 #: rows whose sums are computed at once, and vectors of 16 outputs of each; a processor without AVX-512 has half the
 #: registers, of half the size
 _ROWS, _VECTORS = (4, 4) if _is_wide() else (4, 1)
-_ALONE = GROUP // LANES
 #: numbers that the sums of such a block take
-SUMS = LANES * max(_ALONE, _ROWS * _VECTORS)
+SUMS = LANES * max(GROUP // LANES, _ROWS * _VECTORS)
 
 _FLOATS, _INT = ir.VectorType(ir.FloatType(), LANES), ir.IntType(32)
 
@@ -49,11 +51,11 @@ def grouped(matrix: Any) -> Any:
     return np.concatenate([part.reshape(-1) for part in parts])
 
 
-def aligned(size: int, dtype: Any) -> Any:
+def aligned(shape: int | tuple[int, ...], dtype: Any) -> Any:
     """Zeros that begin where a cache line does."""
-    count = size * np.dtype(dtype).itemsize
+    count = int(np.prod(shape)) * np.dtype(dtype).itemsize
     memory = np.zeros(count + 64, np.uint8)
-    return memory[-memory.ctypes.data % 64 :][:count].view(dtype)
+    return memory[-memory.ctypes.data % 64 :][:count].view(dtype).reshape(shape)
 
 
 @register_jitable
@@ -78,8 +80,9 @@ def _widened(builder: Any, numbers: Any, kind: types.Type) -> Any:
     return builder.bitcast(builder.shl(bits, ir.Constant(bits.type, [16] * LANES)), _FLOATS)
 
 
-def _sums_code(rows: int, vectors: int, context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+def _sums_code(shape: tuple[int, int, int], context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
     """LLVM's instructions for `sums` of `_block`: a product and a sum of all outputs of an input at a time."""
+    rows, vectors, parts = shape
     weights, at, width, n_in, regs, src, row, last, out = arguments
     kind, of_regs, of_out = (signature.args[i] for i in (0, 4, 8))
     weights, regs, out = (
@@ -92,33 +95,40 @@ def _sums_code(rows: int, vectors: int, context: Any, builder: Any, signature: A
         index = builder.add(row, row.type(r))
         index = builder.select(builder.icmp_signed("<", index, end), index, end)
         inputs.append(builder.gep(regs.data, [builder.add(builder.mul(index, length), src)]))
-    totals = {(r, v): cgutils.alloca_once(builder, _FLOATS) for r in range(rows) for v in range(vectors)}
+    places = product(range(rows), range(vectors), range(parts))
+    totals = {place: cgutils.alloca_once(builder, _FLOATS) for place in places}
     for total in totals.values():
         builder.store(ir.Constant(_FLOATS, [0.0] * LANES), total)
     operation = ir.FunctionType(_FLOATS, [_FLOATS] * 3)
     add_product = cgutils.get_or_insert_function(builder.module, operation, f"llvm.fmuladd.v{LANES}f32")
-    with cgutils.for_range(builder, n_in) as loop:
-        begin, columns = builder.add(at, builder.mul(loop.index, width)), []
-        for v in range(vectors):
-            place = builder.gep(weights.data, [builder.add(begin, begin.type(v * LANES))])
-            place = builder.bitcast(place, ir.VectorType(number, LANES).as_pointer())
-            stored = builder.load(place, align=number.get_abi_size(context.target_data))
-            columns.append(_widened(builder, stored, kind.dtype))
-        for r, x in enumerate(inputs):
-            entry = builder.load(builder.gep(x, [loop.index]))
-            first = builder.insert_element(ir.Constant(_FLOATS, ir.Undefined), entry, _INT(0))
-            entries = builder.shuffle_vector(first, first, ir.Constant(ir.VectorType(_INT, LANES), [0] * LANES))
-            for v, column in enumerate(columns):
-                total = builder.load(totals[r, v])
-                builder.store(builder.call(add_product, [column, entries, total]), totals[r, v])
-    for n, total in enumerate(totals.values()):
+    with cgutils.for_range(builder, builder.udiv(n_in, n_in.type(parts))) as loop:
+        for p in range(parts):
+            index = builder.add(builder.mul(loop.index, n_in.type(parts)), n_in.type(p))
+            begin, columns = builder.add(at, builder.mul(index, width)), []
+            for v in range(vectors):
+                place = builder.gep(weights.data, [builder.add(begin, begin.type(v * LANES))])
+                place = builder.bitcast(place, ir.VectorType(number, LANES).as_pointer())
+                stored = builder.load(place, align=number.get_abi_size(context.target_data))
+                columns.append(_widened(builder, stored, kind.dtype))
+            for r, x in enumerate(inputs):
+                entry = builder.load(builder.gep(x, [index]))
+                first = builder.insert_element(ir.Constant(_FLOATS, ir.Undefined), entry, _INT(0))
+                entries = builder.shuffle_vector(first, first, ir.Constant(ir.VectorType(_INT, LANES), [0] * LANES))
+                for v, column in enumerate(columns):
+                    total = builder.load(totals[r, v, p])
+                    builder.store(builder.call(add_product, [column, entries, total]), totals[r, v, p])
+    for n, (r, v) in enumerate(product(range(rows), range(vectors))):
+        total = builder.load(totals[r, v, 0])
+        for p in range(1, parts):
+            total = builder.fadd(total, builder.load(totals[r, v, p]))
         place = builder.bitcast(builder.gep(out.data, [at.type(n * LANES)]), _FLOATS.as_pointer())
-        builder.store(builder.load(total), place, align=4)
+        builder.store(total, place, align=4)
     return context.get_dummy_value()
 
 
-def _block(rows: int, vectors: int) -> Any:
-    """The function that computes the sums of so many rows and vectors of 16 outputs."""
+def _block(rows: int, vectors: int, parts: int = 1) -> Any:
+    """The function that computes the sums of so many rows and vectors of 16 outputs, in so many parts, which divide the
+    number of inputs: sums of every second one, say, that are added at the end, as each waits for the one before."""
 
     def sums(weights: Any, at: int, width: int, n_in: int, regs: Any, src: int, row: int, last: int, out: Any) -> None:
         """out (rows, vectors, 16), flat, of the rows from `row` on, where the last one stands for those behind it;
@@ -131,7 +141,7 @@ def _block(rows: int, vectors: int) -> Any:
     def typed(typing, weights, at, width, n_in, regs, src, row, last, out):
         whole = types.int64
         signature = types.void(weights, whole, whole, whole, regs, whole, whole, whole, out)
-        return signature, partial(_sums_code, rows, vectors)
+        return signature, partial(_sums_code, (rows, vectors, parts))
 
     compiled: Any = intrinsic(typed)
 
@@ -144,9 +154,9 @@ def _block(rows: int, vectors: int) -> Any:
     return sums
 
 
-_alone, _alone_rest, _rows, _rows_rest = (
-    _block(1, _ALONE), _block(1, 1), _block(_ROWS, _VECTORS), _block(_ROWS, 1)
-)  # fmt: skip
+sums_of_one, sums_of_four = _block(1, 1), _block(1, GROUP // LANES)
+parts_of_one, parts_of_two, parts_of_four = (_block(1, vectors, PARTS // vectors) for vectors in (1, 2, 4))
+_sums_of_rows, _rest_of_rows = _block(_ROWS, _VECTORS), _block(_ROWS, 1)
 
 
 @kernel
@@ -158,20 +168,20 @@ def linear(stored, weights, regs, at, scales, n_in, n_out, src, dst, bias, first
     out           (SUMS,) float32
     """
     alone, begin = last - first == 1, 0
-    most, at_once = (_ALONE, 1) if alone else (_VECTORS, _ROWS)
+    most, at_once = (GROUP // LANES, 1) if alone else (_VECTORS, _ROWS)
     while begin < n_out:
         place, width = first_of(begin, n_in, n_out)
         place, vectors = at + place, most if width == GROUP else 1
         size = min(n_out - begin, vectors * LANES)
         for row in range(first, last, at_once):
             if alone and width == GROUP:
-                _alone(stored, place, width, n_in, regs, src, row, last, out)
+                sums_of_four(stored, place, width, n_in, regs, src, row, last, out)
             elif alone:
-                _alone_rest(stored, place, width, n_in, regs, src, row, last, out)
+                sums_of_one(stored, place, width, n_in, regs, src, row, last, out)
             elif width == GROUP:
-                _rows(stored, place, width, n_in, regs, src, row, last, out)
+                _sums_of_rows(stored, place, width, n_in, regs, src, row, last, out)
             else:
-                _rows_rest(stored, place, width, n_in, regs, src, row, last, out)
+                _rest_of_rows(stored, place, width, n_in, regs, src, row, last, out)
             for r in range(row, min(row + at_once, last)):
                 sums, y = out[(r - row) * vectors * LANES :], regs[r, dst + begin : dst + begin + size]
                 for o in range(size):
