@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 
-from benchmarks import decoding, delta, flow, liquid, scans, serving, spectral, speed, starting, tau, threads
+from benchmarks import decoding, delta, flow, liquid, scans, serving, spectral, speed, starting, steps, tau, threads
 from benchmarks.speed import Row
 from glissando.errors import unknown_name
 
@@ -14,6 +14,7 @@ ROWS: dict[str, Callable[[int], Row]] = {
     "decoding": speed.decoding,
     **decoding.ROWS,
     "decoding-delta-flat": decoding.flat,
+    **{f"step-{preset}-{count}": partial(steps.step, preset, count) for preset in steps.GOALS for count in (1, 8, 32)},
     "start-up": speed.start_up,
     "starting-serve": starting.serve,
     "starting-generate": starting.generate,

@@ -1,0 +1,58 @@
+"""The compiled step alone, beside this machine's own rate of matrix products, by CPU time of one thread."""
+
+from __future__ import annotations
+
+import statistics
+import time
+
+import torch
+
+from benchmarks.speed import Row, random_bytes
+from glissando.model import LanguageModel
+
+#: preset -> tokens behind which 32 rows are measured, and the share of the products' rate that they should reach
+GOALS = {
+    "transformer-nano": (256, 0.4),
+    "liquid-ssm-nano": (64, 0.6),
+    "spectral-delta-nano": (64, 0.6),
+    "tauformer-nano": (64, 0.4),
+    "composite-nano": (64, 0.6),
+}
+#: what one row should reach
+_ALONE = {preset: 0.13 if preset == "transformer-nano" else 0.2 for preset in GOALS}
+#: steps between two looks at the clock, at least
+_STEPS = 8
+
+
+def _product_seconds() -> float:
+    """Of one product of 32 x 128 x 512 numbers of float32."""
+    x, w = torch.ones(32, 128), torch.ones(128, 512)
+    began = time.thread_time()
+    for _ in range(200):
+        torch.mm(x, w)
+    return (time.thread_time() - began) / 200
+
+
+def step(preset: str, count: int, rounds: int) -> Row:
+    """Tokens/s of `count` rows, and 2 x parameters x tokens/s as a share of the products' rate."""
+    from glissando.decoding.decoder import Decoder
+
+    torch.set_num_threads(1)
+    model = LanguageModel.from_preset(preset).eval()
+    context, share = GOALS[preset]
+    decoder, ids, goal = Decoder(model), torch.zeros(count, dtype=torch.int64), _ALONE[preset] if count == 1 else share
+    with torch.no_grad():
+        _, state = model.features(random_bytes(count, context), model.init_state(count))
+    steps = max(_STEPS, 64 // count)
+    rows, rates, shares = decoder.rows(state, steps), [], []
+    for _ in range(rounds + 1):
+        rows.filled[:] = context
+        began = time.thread_time()
+        for _ in range(steps):
+            decoder.step(ids, rows)
+        rates.append(count * steps / (time.thread_time() - began))
+        products = 2 * 32 * 128 * 512 / _product_seconds()
+        shares.append(2 * sum(p.numel() for p in model.parameters()) * rates[-1] / products)
+    rate, ratio = statistics.median(rates[1:]), statistics.median(shares[1:])
+    name = f"step of {preset}, {count} rows behind {context}"
+    return Row(name, rate, rate / ratio, "tokens/s", ratio, f"{goal:g}", ratio >= goal, "products alone")
