@@ -321,8 +321,8 @@ def _problem(path: Path, expected: Mapping[str, Any] | None) -> str | None:
     if (found := record(path)) == expected:
         return None
     return (
-        f"{path} is damaged: expected {expected.get('size')} bytes with SHA-256 {expected.get('sha256')}, found "
-        f"{found['size']} bytes with SHA-256 {found['sha256']}."
+        f"{path} is damaged: expected {expected.get('size')} bytes with SHA-256 {expected.get('sha256')}, by "
+        f"{MANIFEST}, found {found['size']} bytes with SHA-256 {found['sha256']}."
     )
 
 

@@ -77,8 +77,8 @@ def require_recorded(path: Path, is_recorded: bool, is_named: bool, where: Path,
     named it: it could be any file."""
     if not (is_recorded or is_named):
         raise RunError(
-            f"{where} says that its text is {path} and has no digest of it, so that it could be any file of this "
-            f"machine: it is not read. If it is the right one, name it yourself: {fix}"
+            f"{where} says that its text is {path}, and its environment.json has no digest of it, so that it could be "
+            f"any file of this machine: it is not read. If it is the right one, name it yourself: {fix}"
         )
 
 
