@@ -29,7 +29,7 @@ Control = Mapping[str, float] | Sequence[float]
 #: tokens that a cache has room for from the start; it grows by doubling
 _SPARE = 256
 #: tokens that `generate` computes in a call
-_BLOCK = 32
+BLOCK = 32
 
 
 class Continuation(Iterator[list[int | None]]):
@@ -370,11 +370,11 @@ def generate(
                 when_full,
                 step,
                 lookup,
-                block=_BLOCK,
+                block=BLOCK,
             ).whole()[0]
             for row, prompt in enumerate(several)
         ]
-    return _Texts(model, several, max_tokens, sampling, stop, control, when_full, step, lookup, block=_BLOCK).whole()
+    return _Texts(model, several, max_tokens, sampling, stop, control, when_full, step, lookup, block=BLOCK).whole()
 
 
 def _texts(given: object, what: str) -> list[str]:

@@ -10,28 +10,11 @@ import numpy as np
 import pytest
 
 from glissando.compare.log import aligned
-from glissando.compare.measure import epiplexity
 from glissando.compare.plan import Amount, Comparison, Job
 from glissando.compare.results import Finished, accuracy, choose, difference, estimate
 from glissando.compare.speed import _Entry, _memory
 from glissando.compare.training import with_vocabulary
 from glissando.model import LanguageModel
-
-
-def test_epiplexity_of_a_known_curve():
-    """Loss 3, 2, 1, ..., 1 nats over 20 rows of 50 tokens: (2 + 1) * 50 nats above the end."""
-    losses = [3.0, 2.0] + [1.0] * 18
-    rows = [{"tokens": 50.0 * (i + 1), "train_loss": loss} for i, loss in enumerate(losses)]
-    found = epiplexity(rows)
-    assert found["end_loss"] == 1.0
-    assert found["bits"] == pytest.approx(150 / math.log(2))
-
-
-def test_epiplexity_does_not_depend_on_how_often_rows_are_logged():
-    fine = [{"tokens": 10.0 * (i + 1), "train_loss": 1 + 2.0 ** -(i / 5)} for i in range(100)]
-    pairs = zip(fine[::2], fine[1::2], strict=True)
-    coarse = [{"tokens": b["tokens"], "train_loss": (a["train_loss"] + b["train_loss"]) / 2} for a, b in pairs]
-    assert epiplexity(coarse)["bits"] == pytest.approx(epiplexity(fine)["bits"])
 
 
 def test_intervals_cover_the_truth_as_often_as_they_say():

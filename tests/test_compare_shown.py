@@ -12,7 +12,7 @@ import pytest
 import yaml
 from comparisons import comparison
 
-from glissando.compare import log
+from glissando.compare import duration, log
 from glissando.compare import run as compare
 from glissando.compare.log import JobProgress, Log
 from glissando.compare.measure import read_measured
@@ -106,12 +106,43 @@ def test_speed_says_what_it_measures(tmp_path, monkeypatch):
             train(asked.config(job), job.path(asked.out), progress=JobProgress(shown, ""))
     said: list[str] = []
     taken: list[str] = []
-    stepped = CompiledStep.__call__
-    monkeypatch.setattr(CompiledStep, "__call__", lambda *args: (taken.append("compiled"), stepped(*args))[1])
+    write = CompiledStep.write
+    monkeypatch.setattr(CompiledStep, "write", lambda *args: (taken.append("compiled"), write(*args))[1])
     runs = {path.parent.name: path for path in asked.out.glob("runs/*/*")}
     figures = measure_speed(runs, [8], said.append, rounds=1)
     assert {each["step"] for each in figures.values()} == {"compiled"}  # what `generate` takes is what is timed
-    assert len(taken) == 2 * 16 * len(runs)
+    assert len(taken) >= 2 * 2 * len(runs)
     assert [line.removeprefix("measuring speed: ") for line in said] == [
         "decoding after 8 tokens", "training steps in turn", *(f"memory of {name}" for name in runs)
     ]  # fmt: skip
+
+
+def test_a_comparison_that_takes_too_long_has_fewer_models_and_a_smaller_budget(tmp_path, monkeypatch):
+    asked = comparison(tmp_path, **SMALL)
+    asked.given = ["transformer-nano", "tauformer-nano", "liquid-ssm-nano", "delta-nano"]
+    asked.budget = Amount("tokens", 13000.0)
+    asked.check()
+    asked.write_plan()
+    monkeypatch.setattr(duration, "step_rate", lambda config: (1000.0, 32))
+    said = io.StringIO()
+    with contextlib.closing(Log(asked.out, said)) as shown:
+        assert duration.fitted(asked, None, shown) is asked
+        assert duration.fitted(asked, 70, shown) is asked  # 4 x 13 s, and what is measured beside them
+        shorter = duration.fitted(asked, 30, shown)
+    assert "about 68 seconds" in said.getvalue()
+    assert "more than the 30 seconds of --within" in said.getvalue()
+    assert (shorter.names, shorter.budget.kind) == (asked.names[:3], "tokens")
+    assert shorter.budget.value == pytest.approx(13000 * 30 / (3 * 13 * 1.3), rel=0.05)
+    shorter.write_plan()
+    again = duration.resumed(comparison(tmp_path, **SMALL))
+    assert (again.names, again.budget) == (shorter.names, shorter.budget)
+
+
+def test_a_terminal_shows_each_status_in_the_place_of_the_last(tmp_path):
+    terminal = io.StringIO()
+    terminal.isatty = lambda: True  # type: ignore[method-assign]
+    with contextlib.closing(Log(tmp_path, terminal)) as shown:
+        shown.status("one")
+        shown.status("two")
+        shown.print("done")
+    assert terminal.getvalue() == "\r\x1b[Kone\r\x1b[Ktwo\r\x1b[Kdone\n"

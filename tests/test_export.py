@@ -133,7 +133,10 @@ def test_onnx_from_the_command_to_the_example(tmp_path, capsys):
     run = saved(tmp_path, mixer=[{"kind": "attention", "heads": 2, "forget_gate": True}], depth={"layers": 1})
     out = tmp_path / "onnx"
     assert run_command("export", run, "--to", "onnx", "--out", out, "--capacity", 60) == 0
-    assert "ONNX Runtime" in capsys.readouterr().out
+    printed = capsys.readouterr()
+    assert "ONNX Runtime" in printed.out
+    for phase in ("tracing the step", "translating the prefill to ONNX", "checking the graphs"):
+        assert phase in printed.err
     made = json.loads((out / "export.json").read_text())
     assert made["capacity"] == 60
     assert made["tokenizer"] == {"kind": "bytes", "file": "tokenizer.json", "end": 0}

@@ -288,7 +288,8 @@ class ByHand:
         (folder / "weights.bin").write_bytes(b"\0" * 64)
         (folder / "tokenizer.json").write_text("{}")
         made = {
-            "parameters": 131584, "mixers": ["by hand"], "depth": "discrete", "vocab_size": 256, "tokens": 256,
+            "name": "by-hand", "parameters": 131584, "mixers": ["by hand"], "depth": "discrete", "vocab_size": 256,
+            "tokens": 256,
             "tokenizer": {"kind": "bytes", "file": "tokenizer.json", "end": 0}, "capacity": capacity,
             "dials": ["mood", "speech"], "graphs": {kind: {"file": f"{kind}.onnx"} for kind in ("step", "prefill")},
             "state": [
@@ -446,7 +447,7 @@ def test_byte_pairs_on_the_page(tmp_path, exported, visit, monkeypatch):
 @needs_browser
 def test_files_that_are_missing_are_reported(browser, tmp_path):
     """Without the runtime there is no worker, without a model nothing to run: both are said on the page."""
-    for path in (Path(web.__file__).parent / "page").iterdir():
+    for path in web.page_files():
         (tmp_path / path.name).write_bytes(path.read_bytes())
     files = pages.Files(tmp_path)
     page = browser.new_page()

@@ -12,7 +12,7 @@ import pages
 import pytest
 
 from glissando.compare.plan import Amount, Comparison, Job
-from glissando.compare.report import entries, headline, write_report
+from glissando.compare.report import entries, extent, headline, write_report
 from glissando.compare.results import Finished, ModelResult, difference, estimate, sums
 from glissando.presets import preset_names
 
@@ -39,8 +39,7 @@ def result(
             "correct": [1] * rows, "targets": [2] * rows}  # fmt: skip
     figures: dict[str, Any] = {
         "held_out": held, "sample": {"prompt": "Once <b>", "text": text}, "provenance": PROVENANCE,
-        "spent": {"step": 5, "tokens": 100, "flops": 1e9, "seconds": 2.0}, "epiplexity": {"bits": 7.0},
-        "tokens_per_second": 50.0,
+        "spent": {"step": 5, "tokens": 100, "flops": 1e9, "seconds": 2.0}, "tokens_per_second": 50.0,
     }  # fmt: skip
     found.runs = [Finished(job, job.path(out), figures)]
     mine = sums(found.runs, "nats", "bytes", slice(None))
@@ -115,11 +114,16 @@ def test_a_sample_is_text(tmp_path):
     assert "Once &lt;b&gt;" in text
 
 
-def test_the_floor_is_within_the_bars(tmp_path):
+def test_the_axis_begins_at_the_floor_or_the_best(tmp_path):
     plan, results = made(tmp_path, [0.28, 0.29], "")
     assert plan.names
     (best, other) = entries(results)
-    assert 90 < best.bar < other.bar < 100  # of the floor, 0.3
+    assert 0 < best.at < other.at < 100  # the floor, 0.3, is the last
+    plan, results = made(tmp_path, [0.5, 1.0], "")
+    first, last = extent(results)
+    (best, other) = entries(results)
+    assert first == 0.3
+    assert best.at == pytest.approx(100 * (results[0].bits.value - 0.3) / (last - 0.3))
     assert best.text == ""
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -39,6 +40,10 @@ _USUAL = (1024, 128)
 def main(arguments: Sequence[str]) -> None:
     """Train what is missing, measure, and write the report."""
     options = parse(_parser(), arguments)
+    if options.models and options.budget and options.out:  # before PyTorch is there, which takes some seconds
+        trainings = f"{options.seeds} trainings" if options.seeds > 1 else "a training"
+        begins = f"comparing {len(options.models)} models, {trainings} of each, --budget {options.budget}"
+        print(f"{begins}; the report will be {options.out}/report.html", file=sys.stderr, flush=True)
     comparison, cluster = _comparison(options), _cluster(options)
     from glissando.allocator import prepare_to_train
     from glissando.compare.run import compare
@@ -48,7 +53,7 @@ def main(arguments: Sequence[str]) -> None:
     before = next((threads_of(file.parent) for file in sorted(comparison.directory.rglob("environment.json"))), None)
     choose_threads(options, *_USUAL, before=before)  # what was interrupted goes on with as many
     try:
-        report, _ = compare(comparison, cluster=cluster)
+        report, _ = compare(comparison, cluster, options.within)
     except KeyboardInterrupt:
         print("\nstopped; the same command continues from here", file=sys.stderr)
         raise
@@ -59,6 +64,8 @@ def _comparison(options: Options) -> Comparison:
     require_out(options, "name the directory of the comparison, such as --out runs/compare")
     if options.budget is None:
         raise ConfigError("--budget is missing, such as --budget tokens=2e6")
+    if options.within is not None and not 0 < options.within < math.inf:
+        raise ConfigError(f"--within must be a positive number of seconds, got {options.within:g}")
     refuse_idle(options, {"sweep_beyond": "learning_rates", "probe_budget": "probes", "cpus": "on", "gpus": "on"})
     from glissando.compare.plan import Amount, Comparison
     from glissando.compare.probes import select_probes
@@ -107,6 +114,12 @@ def _parser() -> Parser:
         help="directory of the comparison; a repeated command does only what is missing",
     )
     parser.add_argument("--budget", help="budget of each training: tokens=2e6, flops=1e14, seconds=300 or steps=1000")
+    parser.add_argument(
+        "--within",
+        type=number,
+        metavar="SECONDS",
+        help="where it would take longer: fewer models and a smaller budget; by default as requested",
+    )
     parser.add_argument("--seeds", type=whole, default=1, help="number of trainings of each model")
     parser.add_argument(
         "--learning_rates",

@@ -44,6 +44,10 @@ def main(arguments: Sequence[str]) -> None:
     from glissando.runs import Run
 
     model = load(options.run, inference_overrides(options))
-    found = export(model, Run.open(options.run), options.to, options.out, options.capacity)
+    found = export(model, Run.open(options.run), options.to, options.out, options.capacity, _status)
     print("\n".join(found.lines()))
     print(f"exported: {options.out}", file=sys.stderr)
+
+
+def _status(what: str) -> None:
+    print(what, file=sys.stderr, flush=True)

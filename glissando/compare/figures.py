@@ -92,33 +92,47 @@ def _plot(axes: Any, index: int, points: Sequence[tuple[float, float]], name: st
 
 
 def _loss_axis(axes: Any, curves: Sequence[Sequence[tuple[float, float]]], floor: float | None) -> None:
-    """The range of the curves after their first fifth, in which all fall alike; with the floor, where that leaves the
-    curves at least half of the height."""
-    bottom = min(y for curve in curves for _, y in curve)
+    """From the floor, or 0 where it is not known, to the highest that a curve is after its first fifth, in which all
+    fall alike: a small difference looks small."""
+    bottom = min(floor or 0.0, *(y for curve in curves for _, y in curve))
     top = max(y for curve in curves for x, y in curve if x >= 0.2 * curve[-1][0])
-    top = max(top, bottom + 0.02)
     if floor is not None:
-        if bottom - floor <= top - bottom:
-            bottom = min(bottom, floor)
-        axes.axhline(floor, color=_FLOOR, linewidth=1.2, linestyle="--", zorder=1, label=f"entropy floor {floor:.3f}")
+        axes.axhline(floor, color=_FLOOR, linewidth=1.2, linestyle="--", zorder=1)
+        axes.annotate(
+            f"entropy floor {floor:.3f}", (1, floor), (0, 3), ("axes fraction", "data"), "offset points",
+            color=_FLOOR, fontsize=7, ha="right",
+        )  # fmt: skip
     axes.set_ylim(bottom - 0.07 * (top - bottom), top + 0.05 * (top - bottom))
 
 
 def _against_context(axes: Any, results: Sequence[ModelResult], name: str, label: str) -> bool:
+    """Points, and of a time the line from the lowest to the highest: nothing was measured between two contexts."""
     drawn = False
     for i, result in enumerate(results):
-        figures = result.speed.get(name, {}).items()
-        points = sorted((int(c), float(f["median"] if isinstance(f, dict) else f)) for c, f in figures)
-        if points and points[0][1] > 0:
-            _plot(axes, i, points, result.model)
-            drawn = True
+        figures = sorted(
+            (int(c), f if isinstance(f, dict) else _exact(f)) for c, f in result.speed.get(name, {}).items()
+        )
+        if not figures or figures[0][1]["median"] <= 0:
+            continue
+        aside = 1 + 0.03 * (i - (len(results) - 1) / 2)  # of one context, so that none lies on another
+        middle = [f["median"] for _, f in figures]
+        around = [[f["median"] - f["low"] for _, f in figures], [f["high"] - f["median"] for _, f in figures]]
+        style = {"color": _SERIES[i % len(_SERIES)], "fmt": _MARKERS[i % 8], "markersize": 4, "label": result.model}
+        axes.errorbar([aside * context for context, _ in figures], middle, around, linewidth=1, **style)
+        drawn = True
     axes.set(xlabel="tokens of context", ylabel=label)
     if drawn:
-        axes.set(xscale="log", yscale="log")
+        axes.set(xscale="log", yscale="log" if name == "state" else "linear")
+        if name == "decode":
+            axes.set_ylim(bottom=0)
         ticks = sorted({int(c) for result in results for c in result.speed.get(name, {})})
         axes.set_xticks(ticks, [f"{tick:,}" for tick in ticks])
         axes.minorticks_off()
     return drawn
+
+
+def _exact(value: float) -> dict[str, float]:
+    return {"median": value, "low": value, "high": value}
 
 
 def _amount(value: float, _: object = None) -> str:

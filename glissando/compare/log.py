@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import signal
 import sys
 import time
@@ -26,14 +27,23 @@ class Log:
 
     def print(self, text: str) -> None:
         """A line: something is done."""
+        self._show("")
         for file in (self.kept, self.file):
             print(text, file=file, flush=True)
         self._printed = time.perf_counter()
 
     def status(self, text: str) -> None:
-        """What is being done, often; a line of it where nothing has been printed for a while."""
-        if time.perf_counter() - self._printed >= QUIET_SECONDS:
+        """What is being done, often: in place on a terminal, else a line where nothing was printed for a while."""
+        if self.file.isatty():
+            self._show(text)
+        elif time.perf_counter() - self._printed >= QUIET_SECONDS:
             self.print(text)
+
+    def _show(self, text: str) -> None:
+        """In the place of what was shown last, where there is a terminal."""
+        if self.file.isatty():
+            width = shutil.get_terminal_size().columns - 1
+            print(f"\r\x1b[K{text[:width]}", end="", file=self.file, flush=True)
 
     def stop_asked(self) -> bool:
         """Whether trainings shall stop without a signal to their own process: here never."""

@@ -2,23 +2,12 @@
 
 Held-out rows are kept one by one, so that models can be compared on the very same rows. Where learning rates are swept
 the rows are dealt out: those of even number choose the rate, those of odd number are reported.
-
-Epiplexity, as measured here, is the area under the training loss above its end,
-
-    E = sum_t (loss_t - loss_end) tokens_t / ln 2    bits
-
-where loss_t is measured before step t learns from its batch. The sum of loss_t is the length of the prequential code of
-the training text; loss_end tokens is what the same text costs once learned. What lies between is what the weights have
-taken up: how much structure the model absorbed, seen by its own learning. loss_end is the mean over the last tenth of
-the tokens. Source: Dawid, "Present position and potential developments: the prequential approach", 1984; Finzi et al.,
-"From entropy to epiplexity", 2026.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-import math
 import statistics
 from collections.abc import Iterable
 from dataclasses import replace
@@ -42,8 +31,6 @@ from glissando.text_row import visible
 from glissando.training.config import RunConfig
 
 _SAMPLE_TOKENS = 300
-#: the share of the tokens, at the end, over which the end's loss is averaged
-_END = 0.1
 
 #: rows of metrics.csv with numbers for text
 Rows = list[dict[str, float]]
@@ -86,7 +73,6 @@ def measure(job: Job, path: Path) -> dict[str, Any]:
         "chance_accuracy": corpus.describe().get("chance_accuracy"),
         "spent": {name: rows[-1].get(name) for name in ("step", "tokens", "flops", "seconds")},
         "tokens_per_second": statistics.median(row["tokens_per_second"] for row in rows),
-        "epiplexity": epiplexity(rows),
         "provenance": provenance(path),
     }
     if job.kind == "run":
@@ -145,17 +131,6 @@ def metric_rows(path: Path) -> Rows:
     if not rows:
         raise RunError(f"{path / METRICS} has no rows; train for longer than training.log_every steps")
     return rows
-
-
-def epiplexity(rows: Rows) -> dict[str, float]:
-    """E in bits and the loss at the end in nats per token; see the module. A row's loss is the mean since the last."""
-    losses = [row["train_loss"] for row in rows]
-    tokens = [b["tokens"] - a for a, b in zip([0.0, *(row["tokens"] for row in rows)], rows, strict=False)]
-    begins = (1 - _END) * rows[-1]["tokens"]
-    late = [(loss, n) for loss, n, row in zip(losses, tokens, rows, strict=True) if row["tokens"] > begins]
-    end = sum(loss * n for loss, n in late) / sum(n for _, n in late)
-    area = sum((loss - end) * n for loss, n in zip(losses, tokens, strict=True))
-    return {"bits": area / math.log(2), "end_loss": end}
 
 
 def provenance(path: Path) -> dict[str, Any]:

@@ -55,13 +55,13 @@ def _runs(results: Sequence[ModelResult]) -> list[Finished]:
 
 
 class Entry(NamedTuple):
-    """A model in the ranking; its bar from 0 to the highest interval's end, in percent of the width."""
+    """A model in the ranking; where its figure and its interval stand between the ends of the axis, in percent."""
 
     model: str
     colour: str
     bits: str
     interval: str
-    bar: float
+    at: float
     low: float
     high: float
     text: str  # the sample
@@ -91,21 +91,23 @@ def headline(comparison: Comparison, results: Sequence[ModelResult]) -> str:
 
 def entries(results: Sequence[ModelResult]) -> list[Entry]:
     """The ranking, each with what it writes."""
-    ranking, widest = [], extent(results)
+    ranking, (first, last) = [], extent(results)
     for result in ranked(results):
         bits, text = result.bits, str(_sample(result)["text"]).strip()
         assert bits is not None
         interval = "" if bits.low == bits.high else f"{bits.low:.3f} to {bits.high:.3f}"
-        bar, low, high = [100 * value / widest for value in (bits.value, bits.low, bits.high)]
+        at, low, high = [100 * (value - first) / (last - first) for value in (bits.value, bits.low, bits.high)]
         colour = colour_name(list(results).index(result))
-        ranking.append(Entry(result.model, colour, f"{bits.value:.3f}", interval, bar, low, high, text))
+        ranking.append(Entry(result.model, colour, f"{bits.value:.3f}", interval, at, low, high, text))
     return ranking
 
 
-def extent(results: Sequence[ModelResult]) -> float:
-    """Bits per byte at the right end of the bars, which the floor is not beyond."""
-    ends = [max(r.bits.high, r.bits.value, r.floor or 0.0) for r in results if r.bits is not None]
-    return max(ends, default=1.0)
+def extent(results: Sequence[ModelResult]) -> tuple[float, float]:
+    """Bits per byte at the ends of the axis: from the floor, or 0 where it is unknown, to the worst interval's end."""
+    known = [(r.bits, r.floor or 0.0) for r in results if r.bits is not None]
+    first = min((min(bits.low, floor) for bits, floor in known), default=0.0)
+    last = max((max(bits.high, floor) for bits, floor in known), default=1.0)
+    return first, max(last, first + 0.01)
 
 
 def _sample(result: ModelResult) -> dict[str, Any]:
@@ -202,7 +204,6 @@ def _summary(results: Sequence[ModelResult]) -> Table:
             _interval(r.bits),
             _number(r.excess, ".3f"),
             "(the first)" if i == 0 else _interval(r.against_first, "+.3f"),
-            _number(r.mean("epiplexity", "bits"), ",.0f"),
             f"{r.parameters:,}",
             _number(r.learning_rate, "g"),
             _seeds(r.runs),
@@ -210,12 +211,11 @@ def _summary(results: Sequence[ModelResult]) -> Table:
         for i, r in enumerate(results)
     ]
     headings = ["model", "bits per byte", "bits per byte above the floor",
-                f"difference from {results[0].model}, bits per byte", "epiplexity, bits", "parameters",
-                "learning rate", "seeds"]  # fmt: skip
+                f"difference from {results[0].model}, bits per byte", "parameters", "learning rate",
+                "seeds"]  # fmt: skip
     note = (
         "Intervals are of 95 %: those of one seed are over held-out rows alone, those of two or three are wide. A "
-        "difference whose interval contains 0 is not significant. Bits per byte: lower is better. Epiplexity: a model "
-        "that learns slowly has more of it as well."
+        "difference whose interval contains 0 is not significant. Bits per byte: lower is better."
     )
     return Table("Learned", headings, rows, note)
 
@@ -264,11 +264,12 @@ def _contexts(results: Sequence[ModelResult]) -> Table:
         times = [_spread(r.speed.get("decode", {}).get(str(c)), ".3g") for c in contexts]
         rows.append([r.model, *times, *(_number(r.speed.get("state", {}).get(str(c)), ",d") for c in contexts)])
     plain = [r.model for r in results if r.speed.get("step") == "plain"]
-    others = f", but the model's own forward for {', '.join(plain)}, as `generate` does" if plain else ""
+    others = f", but the model's own forward for {', '.join(plain)}" if plain else ""
     note = (
-        "Greedy, batch 1, after so many tokens; models take turns: median (lowest to highest). "
+        "A token as `generate` writes it, batch 1, temperature 0.8, top-p 0.9, after so many tokens; models take "
+        "turns: median (lowest to highest). "
         + _NOISE
-        + f"A dash: no positions for so many. Time of the compiled step{others}. "
+        + f"A dash: no positions for so many. By the compiled step{others}. "
         + _timed_where(results)
     )
     return Table("Decoding", headings, rows, note)
@@ -361,7 +362,7 @@ def _html(
     return template.render(
         title=headline(comparison, results), entries=entries(results), floor=floor,
         prompt=next((str(_sample(result)["prompt"]) for result in ranked(results)), ""),
-        floor_at=None if floor is None else 100 * floor / extent(results), about=about, notes=notes, tables=tables,
+        ends=extent(results), about=about, notes=notes, tables=tables,
         pictures={name: Markup(svg) for name, svg in figures(results, floor).items()},
         half=reported(comparison) != slice(None),
     )  # fmt: skip

@@ -79,7 +79,7 @@ class ModelResult:
         return None if self.bits is None or self.floor is None else self.bits.value - self.floor
 
     def mean(self, *keys: str) -> float | None:
-        """The mean of a figure over the good runs, such as ("epiplexity", "bits"); None if one lacks it."""
+        """The mean of a figure over the good runs, such as ("spent", "seconds"); None if one lacks it."""
         known = [value for value in (_inside(run.figures, keys) for run in self.good) if value is not None]
         return sum(known) / len(known) if known and len(known) == len(self.good) else None
 

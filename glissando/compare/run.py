@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import contextlib
 import json
+import sys
 from collections.abc import Generator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from glissando.compare.duration import fitted, resumed
 from glissando.compare.log import Log, aligned
 from glissando.compare.measure import origin, read_measured
 from glissando.compare.plan import Comparison, Job
@@ -30,16 +32,22 @@ if TYPE_CHECKING:
 SPEED = "speed.json"
 
 
-def compare(comparison: Comparison, cluster: Cluster | None = None) -> tuple[Path, list[ModelResult]]:
+def compare(
+    comparison: Comparison, cluster: Cluster | None = None, within: float | None = None
+) -> tuple[Path, list[ModelResult]]:
     """Do what is missing of the comparison; returns the report's path on this machine and the results.
 
     The table of all models, the best first, is printed at the end. With a `cluster` trainings are tasks of Ray, side by
-    side; else they follow each other in this process.
+    side; else they follow each other in this process. Where that would take more than `within` seconds there are fewer
+    models and a smaller budget.
 
     Raises ConfigError, UnknownNameError, DataError or RunError before anything is trained where that can be known;
     TrainingError where no learning rate of any model works. Ctrl-C raises KeyboardInterrupt once the step in progress
     is saved.
     """
+    if within is not None:
+        comparison = resumed(comparison)
+    print("reading the text, and training the tokenizer where it is BPE", file=sys.stderr, flush=True)
     comparison.check()
     for name in comparison.names:  # before hours of training, and not after them
         for rate in comparison.rates(name):
@@ -52,6 +60,9 @@ def compare(comparison: Comparison, cluster: Cluster | None = None) -> tuple[Pat
             log.print(
                 "a budget in seconds is wall time: trainings on one machine share it, and each does less than alone"
             )
+        if cluster is None and (fitting := fitted(comparison, within, log)) is not comparison:
+            comparison = fitting
+            comparison.write_plan()
         sweep, chosen = _chosen(comparison, log, cluster)
         runs = _finish_all(comparison, comparison.run_jobs(chosen), log, cluster)
         speed = _speed(comparison, runs, log)

@@ -1,7 +1,7 @@
 """Speed and size of the compared models, measured when all are trained: machines are noisy, so they take turns.
 
-decode    milliseconds of a token behind so many, batch 1, by the step that `generate` takes: `rounds` times each model
-          writes a few, the median counts
+decode    milliseconds of a token behind so many, batch 1, drawn and written as `generate` does: `rounds` times each
+          model writes some, the median counts
 step      which step that is: compiled, or plain (the model's own forward)
 train     tokens/s of a step (loss, gradients, AdamW) on random ids in the shape and precision of training
 state     bytes of the state behind so many tokens, all tensors of it
@@ -27,17 +27,21 @@ from torch import Tensor, nn
 
 from glissando.config import from_dict
 from glissando.data.corpora import build_corpus
-from glissando.decoding import decoder_of, step_from
+from glissando.decoding import decoder_of
+from glissando.generation import BLOCK, Continuation
 from glissando.loading import load
 from glissando.machine import allocated_at_peak
 from glissando.model import LanguageModel
 from glissando.precision import flushed_subnormals
 from glissando.runs import Run
+from glissando.sampling import Sampling
 from glissando.state import State, map_state, state_bytes
 from glissando.training.config import RunConfig
 
 ROUNDS = 5
-_TOKENS = 16
+_TOKENS = 2 * BLOCK
+#: as the samples of the report are drawn
+SAMPLING = Sampling(temperature=0.8, top_p=0.9)
 
 
 @dataclass
@@ -110,6 +114,15 @@ def warm_up(config: RunConfig) -> None:
         _milliseconds(entry.model, *_read(entry, _TOKENS))
 
 
+def step_rate(config: RunConfig) -> tuple[float, int]:
+    """Tokens/s of a training step of such a model, the best of two, and its tokens. `config` as in `warm_up`."""
+    entry = _Entry(LanguageModel(config.model).to(device_of(config)), config)
+    step = _step_of(entry)
+    step()
+    rows, length = entry.rows()
+    return max(step(), step()), rows * length
+
+
 def _kind(model: LanguageModel) -> str:
     return "plain" if isinstance(decoder_of(model, "auto", with_control=False), str) else "compiled"
 
@@ -131,21 +144,18 @@ def _decoding(entries: dict[str, _Entry], context: int, rounds: int) -> dict[str
         return {name: (times[name], state_bytes(read[name][1])) for name in entries}
 
 
-def _read(entry: _Entry, context: int) -> tuple[Tensor, State]:
+def _read(entry: _Entry, context: int) -> tuple[int, State]:
     logits, state = entry.model(entry.ids(1, context), entry.model.init_state(1))
-    return logits[:, -1].argmax(-1), state
+    return int(logits[0, -1].argmax()), state
 
 
-def _milliseconds(model: LanguageModel, latest: Tensor, state: State) -> float:
-    """A greedy token by the step that `generate` takes, from a copy of the state; the first token is not counted."""
-    step = step_from(model, map_state(torch.clone, state), "auto", with_control=False, spare=_TOKENS)
-    latest = step(latest, None).argmax(-1)
-    _wait(latest)
+def _milliseconds(model: LanguageModel, latest: int, state: State) -> float:
+    """A token of a text that `generate` writes from a copy of the state."""
+    state = map_state(torch.clone, state)
     began = time.perf_counter()
-    for _ in range(_TOKENS - 1):
-        latest = step(latest, None).argmax(-1)
-    _wait(latest)
-    return 1e3 * (time.perf_counter() - began) / (_TOKENS - 1)
+    for _ in Continuation(model, [[latest]], _TOKENS, SAMPLING, state=state, block=BLOCK):
+        pass  # each token was on the CPU to be yielded: nothing is left to wait for
+    return 1e3 * (time.perf_counter() - began) / _TOKENS
 
 
 def trainer(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+from collections.abc import Callable
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -39,11 +40,19 @@ KINDS = {
 _PRECISIONS: dict[str, Precision] = {"safetensors-bf16": "bf16", "safetensors-int8": "int8"}
 
 
-def export(model: LanguageModel, run: Run, kind: str, out: str | Path, capacity: int | None = None) -> Check:
+def export(
+    model: LanguageModel,
+    run: Run,
+    kind: str,
+    out: str | Path,
+    capacity: int | None = None,
+    status: Callable[[str], None] = lambda _: None,
+) -> Check:
     """Write `model`, of the run `run`, to the new folder `out` -> what the check found; in float32.
 
     kind      onnx, web, safetensors-bf16 or safetensors-int8
     capacity  tokens that a cache which grows holds; CAPACITY if None
+    status    takes what begins, of which each part takes some seconds
 
     Raises UnknownNameError for a kind, ConfigError for a capacity that would do nothing, DataError where the page's
     runtime cannot be fetched, RunError where there is something at `out`, Refused for a model that cannot be exported
@@ -60,7 +69,7 @@ def export(model: LanguageModel, run: Run, kind: str, out: str | Path, capacity:
     with publishing(out) as folder:
         if kind in _PRECISIONS:
             return _write_run(model, run, kind, room, folder)
-        return _write_graphs(model, kind, room, folder)
+        return _write_graphs(model, kind, run.path.name, room, folder, status)
 
 
 def _capacity(model: LanguageModel, kind: str, requested: int | None) -> int | None:
@@ -80,18 +89,22 @@ def _capacity(model: LanguageModel, kind: str, requested: int | None) -> int | N
     return requested or min(CAPACITY, most)
 
 
-def _write_graphs(model: LanguageModel, kind: str, capacity: int | None, folder: Path) -> Check:
+def _write_graphs(
+    model: LanguageModel, kind: str, name: str, capacity: int | None, folder: Path, status: Callable[[str], None]
+) -> Check:
     """The graphs, the tokenizer, and the page or an example."""
     onnx.require_installed()
     tokenizer = tokenizer_of(model)
     if kind == "web":  # what can be refused at once, before minutes of tracing
         web.require_tokenizer(tokenizer)
+        status(f"looking for {web.PACKAGE} {web.VERSION}, which is fetched once")
         package = web.runtime_package()
     stepper = Stepper(model, capacity or 0)
-    onnx.write(stepper, folder)
+    onnx.write(stepper, folder, status)
+    status("checking the graphs against the model")
     run = onnx.OnnxRuntime(folder, stepper.input_names)
     found = check.compare(model, run, stepper.init_state, capacity, "ONNX Runtime").require_equal()
-    made = _manifest(model, stepper, kind, capacity) | {"check": found.as_dict()}
+    made = _manifest(model, stepper, kind, capacity) | {"name": name, "check": found.as_dict()}
     write_atomic(folder / MANIFEST, (json.dumps(made, indent=2) + "\n").encode())
     tokenizer.save(folder)
     _write_text("readme.md.j2", folder / "README.md", found, made | {"version": web.VERSION})

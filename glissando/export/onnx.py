@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -33,15 +33,18 @@ def require_installed() -> None:
         ) from error
 
 
-def write(stepper: Stepper, folder: Path) -> None:
-    """Both graphs and their weights in `folder`.
+def write(stepper: Stepper, folder: Path, status: Callable[[str], None] = lambda _: None) -> None:
+    """Both graphs and their weights in `folder`; `status` takes what begins, of which each part takes some seconds.
 
     Raises Refused, with the exporter's reason, for an operation that ONNX does not have.
     """
     weights: dict[bytes, int] = {}
     with open(folder / WEIGHTS, "wb") as file:
         for kind, name in FILES.items():
-            model = translated(stepper.trace(prefill=kind == "prefill"), kind, *_shapes(stepper, kind))
+            status(f"tracing the {kind}")
+            program = stepper.trace(prefill=kind == "prefill")
+            status(f"translating the {kind} to ONNX")
+            model = translated(program, kind, *_shapes(stepper, kind))
             _put_aside(model, file, weights, folder)
             import onnx_ir
 

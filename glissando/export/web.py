@@ -30,9 +30,14 @@ _PAGE = Path(__file__).parent / "page"
 _SECONDS = 600
 
 
+def page_files() -> list[Path]:
+    """The page's own files, one of them the playground's too."""
+    return [*sorted(_PAGE.iterdir()), _PAGE.parent.parent / "serving" / "page" / "poles.js"]
+
+
 def write_page(folder: Path, package: Path) -> None:
     """The page's files and the runtime's, which lie in the subfolder `ort`, beside the graphs in `folder`."""
-    for path in sorted(_PAGE.iterdir()):
+    for path in page_files():
         write_atomic(folder / path.name, path.read_bytes())
     with tarfile.open(package) as archive:
         for name in _RUNTIME:

@@ -1,5 +1,7 @@
 // The page: what is asked of the model, and what is shown of its text.
 
+import { poles, position } from "./poles.js";
+
 const REASONS = {
   stop: "the model ended it",
   length: "at its length",
@@ -47,7 +49,8 @@ function loading({ loaded, size }) {
 
 function meet(made) {
   model = made;
-  const parts = [`${count(made.parameters)} parameters`, `${made.mixers.join(" and ")} over time, ${made.depth} depth`];
+  document.title = `${made.name} · glissando`;
+  const parts = [made.name, `${count(made.parameters)} parameters`, `${made.mixers.join(" and ")} over time, ${made.depth} depth`];
   if (made.capacity) parts.push(`up to ${count(made.capacity)} tokens with the prompt`);
   parts.push("computed in this browser, nothing is sent");
   $("about").textContent = parts.join(" · ");
@@ -64,17 +67,22 @@ function addDial(name, index) {
   const label = Object.assign(document.createElement("label"), { htmlFor: id, textContent: name });
   const range = field({ type: "range", id, min: "-1", max: "1", step: "0.05", value: "0" });
   const exact = field({ type: "number", min: "-1", max: "1", step: "any", value: "0", ariaLabel: `${name}, as a number` });
+  const tell = () => range.setAttribute("aria-valuetext", position(name, Number(range.value)));
+  tell();
   range.addEventListener("input", () => {
     exact.value = range.value;
+    tell();
     turned(exact);
   });
   exact.addEventListener("input", () => {
     if (exact.value !== "") range.value = exact.value;
+    tell();
     turned(exact);
   });
   const row = document.createElement("div");
   row.className = "dial";
-  row.append(label, range, exact);
+  const [low, high] = poles(name).map((text) => Object.assign(document.createElement("span"), { className: "pole", textContent: text }));
+  row.append(label, exact, low, range, high);
   $("dial-list").append(row);
   dials.push(exact);
 }

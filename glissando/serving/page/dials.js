@@ -1,17 +1,7 @@
 // A slider and a number for each of the model's controls, with words for its ends.
 
 import { Failure } from "./client.js";
-
-const POLES = { mood: ["sad", "happy"], speech: ["quiet", "talkative"] };
-
-/** The words for a dial at -1 and at +1. */
-export const poles = (name) => POLES[name] ?? ["−1", "+1"];
-
-/** "happy 0.6", "sad 1", "mood 0": where a dial stands. */
-export function position(name, value) {
-  if (value === 0 || !POLES[name]) return `${name} ${value}`;
-  return `${POLES[name][value < 0 ? 0 : 1]} ${Math.abs(value)}`;
-}
+import { poles, position } from "./poles.js";
 
 /** `changed` is called when a dial is turned. `suffix` ends the ids of this column. */
 export class Dials {

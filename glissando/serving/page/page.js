@@ -3,10 +3,10 @@
 import { Alternatives } from "./alternatives.js";
 import { Failure, json } from "./client.js";
 import { Column } from "./column.js";
-import { poles } from "./dials.js";
 import { connectKey, hush, tell } from "./failures.js";
 import { History } from "./history.js";
 import { Looks } from "./looks.js";
+import { poles } from "./poles.js";
 import { fromFragment, toFragment } from "./recipe.js";
 import { copy, save } from "./share.js";
 import { drawLegend, fitColours } from "./text.js";

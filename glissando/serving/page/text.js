@@ -1,7 +1,7 @@
 // Text as it comes: tokens coloured by their surprise, and marks where dials were moved.
 
-import { position } from "./dials.js";
 import { number } from "./picture.js";
+import { position } from "./poles.js";
 
 /** Lower ends of the colours, in bits, for a model whose tokens have MEAN bits. */
 const LEVELS = [0, 0.5, 1, 2, 3, 4, 6, 8];
