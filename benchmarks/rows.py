@@ -14,7 +14,7 @@ ROWS: dict[str, Callable[[int], Row]] = {
     "decoding": speed.decoding,
     **decoding.ROWS,
     "decoding-delta-flat": decoding.flat,
-    **{f"step-{preset}-{count}": partial(steps.step, preset, count) for preset in steps.GOALS for count in (1, 8, 32)},
+    **{f"step-{preset}-{context}-{n}": partial(steps.step, preset, context, n) for preset, context, n in steps.CASES},
     "start-up": speed.start_up,
     "starting-serve": starting.serve,
     "starting-generate": starting.generate,

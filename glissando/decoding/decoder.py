@@ -74,7 +74,7 @@ class Decoder:
         capacity = _room(int(filled.max(initial=0)) + max(spare, 1)) if program.slots or program.exact_slots else 0
         batch = len(filled)
         rows = Rows(
-            np.zeros((batch, program.fixed), np.float32),
+            aligned((batch, program.fixed), np.float32),
             np.zeros((batch, program.exact), np.float64),
             *_caches(program, batch, capacity),
             filled.copy(),

@@ -107,7 +107,7 @@ def run(  # noqa: C901 - one branch for each instruction
                 liquid(r[c[1] : c[1] + c[4]], z, vectors, c[7] != 0, x, y)
             elif op == Op.DELTA:
                 s, latest, work = fixed[row, c[4] :], fixed[row, max(c[5], 0) :], r[c[6] :]
-                delta(r[c[1] :], c[8:15], w[c[3] :], s, latest, work, r[c[2] :])
+                delta(r[c[1] :], c[8:15], w[c[3] :], s, latest, work, sums, r[c[2] :])
             elif op == Op.ATTENTION or op == Op.NEARNESS:
                 keys, values = slots[row, c[6] * capacity :], slots[row, c[7] * capacity :]
                 logs, total, latest = exact_slots[row, c[8] * capacity :], exact[row, c[9] :], fixed[row, c[10] :]

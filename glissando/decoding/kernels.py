@@ -121,8 +121,10 @@ def short_conv(x, weight, past, y):
         w, before = weight[tap * size : (tap + 1) * size], past[tap * size : (tap + 1) * size]
         for i in range(size):
             y[i] += w[i] * before[i]
-    for i in range((taps - 2) * size):
-        past[i] = past[i + size]
+    for tap in range(taps - 2):
+        older, newer = past[tap * size : (tap + 1) * size], past[(tap + 1) * size : (tap + 2) * size]
+        for i in range(size):
+            older[i] = newer[i]
     latest = past[(taps - 2) * size :]
     for i in range(size):
         latest[i] = x[i]

@@ -36,7 +36,7 @@ from glissando.block import MLP, Block, BlockState, ComplexNorm, RMSNorm
 from glissando.decoding.registers import Register, allocated
 from glissando.depth.shortcuts import EPS
 from glissando.errors import NotCompiled, unknown_name
-from glissando.kernels.products import aligned, grouped
+from glissando.kernels.products import GROUP, aligned, grouped
 from glissando.quantisation import quantised
 
 #: instructions; the interpreter has a branch for each
@@ -91,7 +91,7 @@ class Program(NamedTuple):
     halves: Any
     bytes: Any
     registers: int
-    fixed: int
+    fixed: int  # with as many at the end as a vector may reach beyond the last state
     exact: int
     slots: int  # caches: numbers a slot
     exact_slots: int
@@ -345,5 +345,5 @@ class Builder:
             joined(0, self._weights),
             joined(1, self._matrices[0]),
             joined(2, self._matrices[1]),
-            registers, self.fixed, self.exact, self.slots, self.exact_slots, int(result), state,
+            registers, self.fixed + GROUP, self.exact, self.slots, self.exact_slots, int(result), state,
         )  # fmt: skip

@@ -12,15 +12,7 @@ import numpy as np
 
 from glissando.kernels.compiled import kernel
 from glissando.kernels.exponentials import exp
-from glissando.kernels.products import (
-    GROUP,
-    LANES,
-    parts_of_four,
-    parts_of_one,
-    parts_of_two,
-    sums_of_four,
-    sums_of_one,
-)
+from glissando.kernels.products import GROUP, LANES, add_weighted_rows, sums_of_four, sums_of_one
 
 _NEGLIGIBLE, _LOWEST = np.float32(-70), np.float32(-np.inf)
 
@@ -81,17 +73,8 @@ def weighted_values(weights, heads, groups, size, values, count, sums, out):
             if part == 0:
                 continue
             totals[h] += part
-            for d in range(0, size, GROUP):
-                place, rest = value_place(begin, h // shared, groups, size) + d, min(size - d, GROUP)
-                if rest > 2 * LANES:
-                    parts_of_four(values, place, size, rows, weights, begin, h, heads, sums)
-                elif rest > LANES:
-                    parts_of_two(values, place, size, rows, weights, begin, h, heads, sums)
-                else:
-                    parts_of_one(values, place, size, rows, weights, begin, h, heads, sums)
-                y = out[h * size + d : h * size + d + rest]
-                for i in range(rest):
-                    y[i] += sums[i]
+            place = value_place(begin, h // shared, groups, size)
+            add_weighted_rows(weights, h, begin, rows, values, place, size, sums, out[h * size : (h + 1) * size])
     for h in range(heads):
         scale, y = np.float32(1) / totals[h], out[h * size : (h + 1) * size]
         for i in range(size):

@@ -160,6 +160,28 @@ _sums_of_rows, _rest_of_rows = _block(_ROWS, _VECTORS), _block(_ROWS, 1)
 
 
 @kernel
+def add_weighted_rows(x, row, src, count, matrix, at, size, sums, out):
+    """out += sum_i x_i m_i, m_i (size) the `count` rows of a matrix from `at` on, and x_i from `src` on in a row of x.
+
+    What is read of the last m_i may reach `GROUP` numbers beyond it.
+    """
+    for d in range(0, size, GROUP):
+        place, rest = at + d, min(size - d, GROUP)
+        y = out[d : d + rest]
+        if count % PARTS != 0:
+            for lane in range(0, rest, LANES):
+                sums_of_one(matrix, place + lane, size, count, x, src, row, row + 1, sums[lane:])
+        elif rest > 2 * LANES:
+            parts_of_four(matrix, place, size, count, x, src, row, row + 1, sums)
+        elif rest > LANES:
+            parts_of_two(matrix, place, size, count, x, src, row, row + 1, sums)
+        else:
+            parts_of_one(matrix, place, size, count, x, src, row, row + 1, sums)
+        for i in range(rest):
+            y[i] += sums[i]
+
+
+@kernel
 def linear(stored, weights, regs, at, scales, n_in, n_out, src, dst, bias, first, last, out):
     """regs[:, dst:] = W regs[:, src:] for the rows from `first` to `last`, W (n_out, n_in) by groups from `at` on in
     `stored`: float32, bfloat16 as uint16, or int8.

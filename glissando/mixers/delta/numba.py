@@ -14,6 +14,7 @@ import numpy as np
 
 from glissando.kernels.compiled import kernel
 from glissando.kernels.exponentials import exp, expm1, sigmoid, softplus
+from glissando.kernels.products import add_weighted_rows
 
 #: rows of the backward's matrices are padded to a multiple of it: sums over them take four or eight at a time
 _ROWS = 8
@@ -200,8 +201,9 @@ def _strengths(z, rate, reflects, exact):
 
 
 @kernel
-def step(parts, sizes, vectors, s, latest, work, y):  # noqa: C901 - one token's whole layer between its two linear maps
-    """One decoded token: `forward` at T = writes, on what is made of the projection. S (H, K, V) flat, moved on.
+def step(parts, sizes, vectors, s, latest, work, sums, y):  # noqa: C901 - one token's whole layer between its two linear maps
+    """One decoded token: `forward` at T = writes, on what is made of the projection. S (H, K, V) flat, moved on, with
+    `GROUP` numbers more behind it that are read.
 
     parts    q, k, v, write, decay and turn as the projection leaves them, one behind the other
     sizes    H, K, V, writes, whether it turns, whether writes reflect, whether keys are earlier queries
@@ -248,24 +250,33 @@ def step(parts, sizes, vectors, s, latest, work, y):  # noqa: C901 - one token's
                 own[i] = _TWO * sigmoid(parts[at_turn + h]) * omega[h * half + i]
             _turn(state, own, values, one)
             _turn(query, own, 1, -one)
-    none = work[:0]
-    forward(
-        queries[: n * keys].reshape(1, writes, heads, keys), k.reshape(1, writes, heads, keys),
-        v.reshape(1, writes, heads, values), a.reshape(1, writes, heads, 1), e.reshape(1, writes, heads),
-        b[:n].reshape(1, writes, heads), s[: heads * keys * values].reshape(1, heads, keys, values),
-        out[: n * values].reshape(1, writes, heads, values), none.reshape(1, 1, 0, 1, 1), none.reshape(0, 1, 1, 1),
-        1, 0, heads,
-    )  # fmt: skip
+    key_rows, query_rows, change = k[: n * keys].reshape(n, keys), queries[: n * keys].reshape(n, keys), out[:values]
+    for h in range(heads):
+        at, state = h * keys * values, s[h * keys * values : (h + 1) * keys * values]
+        for w in range(writes):
+            i = w * heads + h
+            change[:] = 0
+            add_weighted_rows(key_rows, i, 0, keys, s, at, values, sums, change)
+            value, erase = v[i * values : (i + 1) * values], a[i] * e[i]
+            for j in range(values):
+                change[j] = b[i] * value[j] - erase * change[j]
+            for c in range(keys):
+                entry, line = key_rows[i, c], state[c * values : (c + 1) * values]
+                for j in range(values):
+                    line[j] = a[i] * line[j] + entry * change[j]
+        read = y[h * values : (h + 1) * values]
+        read[:] = 0
+        add_weighted_rows(query_rows, n - heads + h, 0, keys, s, at, values, sums, read)
     for h in range(heads):
         state = s[h * keys * values : (h + 1) * keys * values]
         if turns:
             _turn(state, angle[h * half : (h + 1) * half], values, one)
-        read, total = out[((writes - 1) * heads + h) * values :], np.float32(0)
+        read, total = y[h * values : (h + 1) * values], np.float32(0)
         for j in range(values):
             total += read[j] * read[j]
         scale = np.float32(1 / math.sqrt(total / values + 1e-6))
         for j in range(values):
-            y[h * values + j] = read[j] * scale * norm[j]
+            read[j] *= scale * norm[j]
     if shifts:
         for i in range(heads * keys):
             latest[i] = parts[i]
