@@ -1,0 +1,249 @@
+"""CPU seconds until a model from random weights is within 0.01 bits per byte of the stories' floor (docs/speedrun.md).
+
+    python -m benchmarks speedrun benchmarks/speedrun/spectral-delta.yaml --seed 0
+
+trains the entry, an ordinary configuration of `glissando train`, and adds a line to the ledger. After each validation
+it scores stories that the entry does not know, each from an empty state and all as one text.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import hashlib
+import math
+import secrets
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+from glissando.allocator import prepare_to_train
+from glissando.config import from_dict, merge, options
+from glissando.data.base import Batch, Split
+from glissando.data.corpora import BpeOptions, BytesOptions, StoriesOptions, register_corpus
+from glissando.data.stories.corpus import StoriesCorpus
+from glissando.data.stories.stories import Story, generate
+from glissando.errors import ConfigError, GlissandoError, Stopped
+from glissando.evaluation.carried import score_carried
+from glissando.imports import import_file, imported
+from glissando.precision import resolved_precision
+from glissando.presets import load_preset
+from glissando.state import state_bytes
+from glissando.training.config import RunConfig
+from glissando.training.fit import train
+from glissando.training.loop import Loop
+from glissando.training.progress import Progress
+from glissando.yaml_files import read_options
+
+LEDGER = Path(__file__).parent.parent / "docs" / "comparison" / "speedrun.csv"
+TARGET = 0.01
+SMALL_STATE = 64 * 1024  # bytes at most, in the track of small states
+COLUMNS = (
+    "entry", "entry_sha256", "date", "seed", "lexicon", "check_seed", "stories", "reached", "cpu_seconds", "steps",
+    "tokens", "parameters", "state_bytes", "small_state", "imports", "reset_mean", "reset_low", "reset_high",
+    "carried_mean", "carried_low", "carried_high", "gflops_float32", "gflops_bfloat16", "threads", "precision", "torch",
+)  # fmt: skip
+_FEW = 32  # stories after which a model that is far from the target is not scored further
+_VOWELS, _CONSONANTS = "aeiou", "bcdfghjklmnpqrstvwxyz"
+
+
+def respelling(lexicon: int) -> dict[int, int]:
+    """A permutation of the vowels and one of the consonants, alike for capitals; the identity for lexicon 0."""
+    draw = np.random.default_rng(lexicon)
+    new = {old: old for old in _VOWELS + _CONSONANTS}
+    if lexicon:
+        for letters in (_VOWELS, _CONSONANTS):
+            new |= {old: letters[place] for old, place in zip(letters, draw.permutation(len(letters)), strict=True)}
+    before, after = "".join(new), "".join(new.values())
+    return str.maketrans(before + before.upper(), after + after.upper())
+
+
+@options
+class RespelledOptions(StoriesOptions):
+    """The stories in another spelling, of the same probability and the same number of bytes.
+
+    lexicon  number of the spelling; 0: their own
+    """
+
+    lexicon: int = 0
+
+
+@register_corpus("respelled", RespelledOptions)
+class RespelledStories(StoriesCorpus):
+    def __init__(self, tokenizer: Any, *, lexicon: int = 0, **options: Any) -> None:
+        super().__init__(tokenizer, **options)
+        self.spelling = respelling(lexicon)
+
+    def texts(self, split: Split = "train") -> Iterator[str]:
+        for text in super().texts(split):
+            yield text.translate(self.spelling)
+
+    def _tokens(self, story: str) -> list[int]:
+        return super()._tokens(story.translate(self.spelling))
+
+    def batch_of(self, story: Story) -> Batch:
+        return self._batch([[story]], [0])
+
+
+class Excess(NamedTuple):
+    """Bits per byte above what the scored stories cost in their own grammar, with a 95 % interval over stories."""
+
+    mean: float
+    low: float
+    high: float
+
+
+def excess(bits: np.ndarray, floor: np.ndarray, sizes: np.ndarray) -> Excess:
+    """Of stories of so many `bits`, `floor` bits and bytes; stories are drawn with replacement for the interval."""
+    counts = np.random.default_rng(0).multinomial(len(bits), np.full(len(bits), 1 / len(bits)), size=2000)
+    low, high = np.quantile((counts @ (bits - floor)) / (counts @ sizes), [0.025, 0.975]).tolist()
+    return Excess(float((bits - floor).sum() / sizes.sum()), low, high)
+
+
+def check(model: Any, corpus: RespelledStories, seed: int, count: int) -> dict[str, Excess]:
+    """Of `count` stories of the test split of `seed`, with empty states and carried; of the first of them alone where
+    these are twice as far as they may be."""
+    scores: dict[str, Excess] = {}
+    for number in sorted({min(_FEW, count), count}):
+        if any(each.mean > 2 * TARGET for each in scores.values()):
+            break
+        stories = [generate(seed, "test", index) for index in range(number)]
+        batches = [corpus.batch_of(story) for story in stories]
+        starts = np.cumsum([0, *(int((batch.targets >= 0).sum()) for batch in batches[:-1])])
+        floor, sizes = np.array([[story.bits, len(story.text)] for story in stories]).T
+        scored = score_carried(model, batches)
+        for name, nats in (("reset", scored.reset), ("carried", scored.carried)):
+            scores[name] = excess(np.add.reduceat(nats, starts) / math.log(2), floor, sizes)
+    return scores
+
+
+class Watch(Progress):
+    """Stops a training at the first validation after which both scores are within the target.
+
+    seconds  CPU seconds of this process, all threads, without what validations and checks took
+    """
+
+    def __init__(self, aside: float, check_seed: int, stories: int) -> None:
+        super().__init__()
+        self.aside, self.check_seed, self.stories = aside, check_seed, stories
+        self.scores, self.counts = dict[str, Excess](), dict[str, int]()
+        self.reached, self.seconds, self.stepped = False, 0.0, 0.0
+
+    def after_step(self, loop: Loop) -> None:
+        super().after_step(loop)
+        self.stepped = time.process_time()
+
+    def logged(self, loop: Any) -> None:
+        super().logged(loop)
+        model = loop.model
+        if loop.validated_step != loop.state.step:
+            return
+        model.require_constant_state("a speedrun")
+        self.seconds = self.stepped - self.aside
+        with loop.fabric.autocast(), torch.no_grad():
+            size = state_bytes(model(torch.zeros(1, 1024, dtype=torch.int64), model.init_state(1))[1])
+            self.scores = check(model, loop.task.corpus, self.check_seed, self.stories)
+        self.counts = {
+            "steps": loop.state.step, "tokens": loop.state.tokens, "state_bytes": size,
+            "small_state": size <= SMALL_STATE, "parameters": sum(p.numel() for p in model.parameters()),
+        }  # fmt: skip
+        shown = ", ".join(f"{name} {each.mean:+.4f}" for name, each in self.scores.items())
+        self.message(f"{self.seconds:.0f} CPU s, {loop.state.tokens:,} tokens: above the floor {shown}")
+        self.reached = max(each.mean for each in self.scores.values()) <= TARGET
+        if self.reached:
+            loop.ask_to_stop()
+        self.aside += time.process_time() - self.stepped
+
+
+def read_entry(path: str, seed: int, lexicon: int) -> RunConfig:
+    """The entry's configuration, on stories of this seed and spelling. Raises ConfigError where it breaks a rule."""
+    file = read_options(Path(path).expanduser())
+    preset = file.get("preset")
+    config = from_dict(RunConfig, merge(RunConfig, {} if preset is None else load_preset(str(preset)), file))
+    if broken := [name for name in ("start_from", "stages") if getattr(config, name)]:
+        raise ConfigError(f"{path}: an entry is one training from random weights; remove {broken[0]}")
+    if type(config.data) is not StoriesOptions or config.data.cut or config.data.labelled:
+        raise ConfigError(f"{path}: an entry reads whole stories; remove data.kind, data.cut and data.labelled")
+    if not isinstance(config.data.tokenizer, BpeOptions | BytesOptions):
+        raise ConfigError(f"{path}: a tokenizer is trained within the time; give data.tokenizer bytes or bpe")
+    config.data = RespelledOptions(**{**vars(config.data), "seed": seed, "lexicon": lexicon})
+    config.training.seed, config.imports = seed, imported()
+    return config
+
+
+def product_rate(dtype: torch.dtype, size: int = 512) -> float:
+    """GFLOPs of square matrix products per CPU second, the best of some."""
+    a, b = torch.randn(2, size, size).to(dtype)
+    times = []
+    for _ in range(20):
+        times.append(-time.process_time())
+        a @ b
+        times[-1] += time.process_time()
+    return 2e-9 * size**3 / min(times)
+
+
+def main(arguments: Sequence[str]) -> int:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks speedrun", description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("entry", help="a YAML file of options of glissando train")
+    parser.add_argument("--seed", type=int, default=0, help="seed of weights and training text (default 0)")
+    parser.add_argument("--lexicon", type=int, default=0, help="number of a respelling; 0: the stories' own")
+    parser.add_argument("--check_seed", type=int, help="seed of the scored stories, drawn by default")
+    parser.add_argument("--stories", type=int, default=128, help="number of scored stories (default 128)")
+    parser.add_argument("--import", dest="imports", action="append", default=[], help="a Python file with models")
+    parser.add_argument("--threads", type=int, default=1, help="of the computation (default 1)")
+    parser.add_argument("--out", help="keep the run in this directory")
+    parser.add_argument("--ledger", default=str(LEDGER), help="CSV file to add the result to")
+    given = parser.parse_args(arguments)
+    try:
+        line = run(given)
+    except GlissandoError as error:
+        print(f"python -m benchmarks speedrun: {error}", file=sys.stderr)
+        return 1
+    print(f"{given.entry}: {'' if line['reached'] else 'NOT '}within {TARGET} after {line['cpu_seconds']:.0f} CPU s")
+    return 0
+
+
+def run(given: argparse.Namespace) -> dict[str, Any]:
+    """Train the entry and write its line. Raises GlissandoError, before it trains, for what cannot be run."""
+    ledger, entry = Path(given.ledger), Path(given.entry)
+    if ledger.is_file() and ledger.read_text().partition("\n")[0].split(",") != [*COLUMNS]:
+        raise ConfigError(f"--ledger {ledger} has other columns than this program writes: name a new file")
+    for name in given.imports:
+        import_file(name)
+    config = read_entry(given.entry, given.seed, given.lexicon)
+    prepare_to_train()
+    torch.set_num_threads(given.threads)
+    start = time.process_time()
+    rates = {f"gflops_{kind}": round(product_rate(getattr(torch, kind)), 1) for kind in ("float32", "bfloat16")}
+    check_seed = secrets.randbits(32) if given.check_seed is None else given.check_seed
+    watch = Watch(time.process_time() - start, check_seed, given.stories)
+    with tempfile.TemporaryDirectory() as folder:
+        try:
+            train(config, given.out or Path(folder) / "run", watch)
+        except Stopped:
+            if not watch.reached:
+                raise
+    line: dict[str, Any] = {
+        "entry": entry.stem, "entry_sha256": hashlib.sha256(entry.read_bytes()).hexdigest(),
+        "date": datetime.now(UTC).isoformat(timespec="seconds"), "seed": given.seed, "lexicon": given.lexicon,
+        "check_seed": check_seed, "stories": given.stories,
+        "reached": watch.reached, "cpu_seconds": round(watch.seconds, 1), "imports": " ".join(given.imports),
+        "precision": resolved_precision(config.training.precision, config.training.accelerator),
+        "threads": given.threads, "torch": torch.__version__,
+    }  # fmt: skip
+    line |= watch.counts | rates
+    for name, each in watch.scores.items():
+        line |= {f"{name}_{part}": round(value, 5) for part, value in each._asdict().items()}
+    with ledger.open("a", newline="") as file:
+        writer = csv.DictWriter(file, COLUMNS, lineterminator="\n")
+        if not file.tell():
+            writer.writeheader()
+        writer.writerow(line)
+    return line

@@ -1,0 +1,150 @@
+"""The speedrun: its stories, its score and its ledger, with a model that trains in a second."""
+
+from __future__ import annotations
+
+import csv
+import math
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import yaml
+
+from benchmarks import speedrun
+from benchmarks.__main__ import main
+from glissando.data.corpora import build_corpus
+from glissando.data.stories.oracle import oracle
+from glissando.data.stories.stories import generate
+from glissando.errors import ConfigError
+from glissando.evaluation.scoring import score
+from glissando.imports import import_file
+from glissando.model import LanguageModel
+
+ROOT = Path(__file__).parent.parent
+TOY: dict[str, Any] = {
+    "model": {
+        "hidden_size": 8,
+        "mixer": "spectral",
+        "block": {"conv_width": 4, "mlp": {"hidden": 8}},
+        "depth": {"layers": 1},
+    },
+    "data": {"seq_len": 64, "batch_size": 1, "valid_rows": 1},
+    "training": {"steps": 3, "validate_every": 1, "carry": 0.5, "sample_every": 1000},
+}
+
+
+@pytest.fixture
+def toy(tmp_path):
+    path = tmp_path / "toy.yaml"
+    path.write_text(yaml.safe_dump(TOY))
+    return path
+
+
+def rows(ledger: Path) -> list[dict[str, str]]:
+    with ledger.open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def test_a_respelling_keeps_length_and_can_be_undone():
+    story = generate(0, "test", 0).text
+    assert story.translate(speedrun.respelling(0)) == story
+    spelling = speedrun.respelling(3)
+    changed = story.translate(spelling)
+    assert len(changed) == len(story)
+    assert oracle(story) is not None
+    assert oracle(changed) is None
+    assert changed.translate({new: old for old, new in spelling.items()}) == story
+    assert changed != story.translate(speedrun.respelling(4))
+
+
+def test_training_text_and_tokenizer_are_in_the_other_spelling(toy):
+    data = speedrun.read_entry(str(toy), seed=1, lexicon=3).data
+    corpus = build_corpus(data)
+    spelling = speedrun.respelling(3)
+    first = generate(1, "train", 0).text.translate(spelling)
+    assert next(corpus.texts()) == first
+    assert bytes(next(corpus.batches("train")).targets[0, : len(first)].tolist()).decode() == first
+
+
+def test_the_excess_is_that_of_all_bytes_and_its_interval_is_over_stories():
+    sizes = np.array([100, 300])
+    even = speedrun.excess(np.array([30.0, 90.0]), np.array([29.0, 87.0]), sizes)
+    assert even == pytest.approx((0.01, 0.01, 0.01))
+    uneven = speedrun.excess(np.array([29.0, 91.0]), np.array([29.0, 87.0]), sizes)
+    assert uneven == pytest.approx((0.01, 0.0, 4 / 300))
+
+
+def test_a_check_reads_each_story_from_an_empty_state_and_all_as_one_text(toy):
+    config = speedrun.read_entry(str(toy), seed=0, lexicon=2)
+    corpus = build_corpus(config.data)
+    torch.manual_seed(0)
+    model = LanguageModel(config.model, corpus.tokenizer)
+    scores = speedrun.check(model, corpus, seed=5, count=3)
+    alone = score(model, [corpus.batch_of(generate(5, "test", index)) for index in range(3)])
+    assert scores["reset"].mean == pytest.approx(alone.bits_per_byte - alone.floor, abs=1e-5)
+    assert scores["carried"].mean != scores["reset"].mean
+    assert scores["carried"].mean == pytest.approx(scores["reset"].mean, abs=0.3)
+    many = speedrun.check(model, corpus, seed=5, count=40)
+    assert many == speedrun.check(model, corpus, seed=5, count=32)  # far from the target: the others are not read
+
+
+def test_it_stops_at_the_target_and_writes_the_ledger(toy, tmp_path, monkeypatch, capsys):
+    ledger = tmp_path / "ledger.csv"
+    arguments = ["speedrun", str(toy), "--stories", "2", "--ledger", str(ledger), "--seed", "4", "--check_seed", "7"]
+    monkeypatch.setattr(speedrun, "product_rate", lambda dtype: 1.0)
+    assert main(arguments) == 0
+    assert "NOT within" in capsys.readouterr().out
+    monkeypatch.setattr(speedrun, "TARGET", 100.0)
+    assert main([*arguments, "--lexicon", "1"]) == 0
+    missed, reached = rows(ledger)
+    assert (missed["reached"], missed["steps"]) == ("False", "3")
+    assert (reached["reached"], reached["steps"]) == ("True", "1")
+    assert [reached[name] for name in ("seed", "check_seed", "lexicon", "small_state")] == ["4", "7", "1", "True"]
+    assert int(reached["state_bytes"]) > 3 * 8 * 4  # at least the convolution's cache
+    assert float(missed["reset_mean"]) > 1
+    ledger.write_text("entry\n")
+    assert main(arguments) == 1
+    assert "has other columns" in capsys.readouterr().err
+
+
+def test_what_a_check_takes_is_not_counted(toy, monkeypatch):
+    def slow(*_: Any) -> dict[str, speedrun.Excess]:
+        until = time.process_time() + 0.4
+        while time.process_time() < until:
+            pass
+        return {"reset": speedrun.Excess(1.0, 1.0, 1.0)}
+
+    monkeypatch.setattr(speedrun, "check", slow)
+    watch = speedrun.Watch(0.0, check_seed=0, stories=1)
+    before = time.process_time()
+    speedrun.train(speedrun.read_entry(str(toy), 0, 0), toy.parent / "run", watch)
+    assert watch.seconds < time.process_time() - 1.2  # three checks
+    assert watch.seconds > before
+    assert not watch.reached
+
+
+@pytest.mark.parametrize(
+    ("section", "named"),
+    [
+        ({"data": {"cut": True}}, "data.cut"),
+        ({"data": {"kind": "parity"}}, "data.kind"),
+        ({"data": {"tokenizer": "gpt2"}}, "data.tokenizer"),
+        ({"start_from": "runs/other"}, "start_from"),
+    ],
+)
+def test_an_entry_that_breaks_a_rule_is_refused(tmp_path, section, named):
+    path = tmp_path / "entry.yaml"
+    path.write_text(yaml.safe_dump(section))
+    with pytest.raises(ConfigError, match=named):
+        speedrun.read_entry(str(path), 0, 0)
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "benchmarks" / "speedrun").glob("*.yaml")), ids=lambda path: path.stem)
+def test_every_entry_is_read(path):
+    import_file(ROOT / "examples" / "outside_models.py")
+    training = speedrun.read_entry(str(path), seed=3, lexicon=0).training
+    assert (training.seed, training.carry) == (3, 0.75)
+    assert math.isfinite(training.steps)
