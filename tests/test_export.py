@@ -205,7 +205,7 @@ def test_a_check_that_fails_writes_nothing(tmp_path, monkeypatch):
         def __call__(self, kind: str, *arguments: Any) -> list[Any]:
             return [torch.randn(*arguments[0].shape, 256), *arguments[1:]]
 
-    monkeypatch.setattr(onnx, "write", lambda stepper, folder: None)
+    monkeypatch.setattr(onnx, "write", lambda stepper, folder, status: None)
     monkeypatch.setattr(onnx, "OnnxRuntime", Wrong)
     run = saved(tmp_path, mixer="spectral")
     with pytest.raises(Refused, match="the check failed, so that nothing was written"):
