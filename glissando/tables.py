@@ -4,20 +4,21 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 from glissando.backbone import Backbone, ModelState, for_saved_weights
 from glissando.config import from_dict, to_dict
 from glissando.errors import InputError, RunError
+from glissando.mixers import Context
 from glissando.runs import Run, require_replaceable
-from glissando.series.history import nothing
+from glissando.series.history import Past, at, nothing
 from glissando.storage import publishing
 
 
@@ -26,7 +27,7 @@ class TableModel(Backbone, ABC):
     static_categories."""
 
     config: Any
-    entry: torch.nn.Linear
+    entry: nn.Linear
     static_mean: Tensor
     static_scale: Tensor
 
@@ -37,6 +38,12 @@ class TableModel(Backbone, ABC):
     @abstractmethod
     def channels(self) -> int:
         """Number of channels of which the state holds what is known."""
+
+    @classmethod
+    def from_config(cls, config: Any) -> Self:
+        """A model with new weights, of its options or a mapping of them; raises ConfigError for an option that does not
+        exist."""
+        return cls(config if isinstance(config, cls._options) else from_dict(cls._options, config, "model"))
 
     @classmethod
     def load(cls, path: str | Path, trust_imports: bool = False) -> Self:
@@ -66,6 +73,41 @@ class TableModel(Backbone, ABC):
         like = self.entry.weight
         wide = torch.promote_types(dtype or like.dtype, torch.float32)
         return state._replace(past=nothing(batch_size, self.channels, device or like.device, wide))
+
+    def _scaled(self, sizes: Mapping[str, int]) -> None:
+        """Means 0 and deviations 1 of so many columns, by NAME."""
+        for name, size in sizes.items():
+            self.register_buffer(f"{name}_mean", torch.zeros(size))
+            self.register_buffer(f"{name}_scale", torch.ones(size))
+
+    def _read(
+        self, features: Tensor, embedded: Sequence[tuple[nn.Module, Tensor]], state: ModelState | None,
+        inputs: Tensor, ctx: Context, known: Past | None,
+    ) -> tuple[Tensor, ModelState | None]:  # fmt: skip
+        """What the head reads after each step, and the state after the last.
+
+        Args:
+            features: Numbers (B, T, F) of the steps.
+            embedded: Tables, and the codes (B, T) of the steps in them.
+            state: Before the first step, or None.
+            inputs: The model's first one, (B, T, ...).
+            ctx: The signals.
+            known: What is known of the channels after each step.
+        """
+        features, ctx, order = self._prepared(features, state, ctx)
+        with self._operations():
+            try:
+                h = self.entry(features)
+                for table, codes in embedded:
+                    h = h + table(codes if order is None else codes.gather(1, order))
+                h, inner = self.depth(h, None if state is None else state.depth, ctx)
+            except Exception as error:
+                self._require_own_state(state, error)
+                raise
+            h, after = self._finished(h, inner, state, inputs, ctx, order)
+        if after is not None and known is not None:
+            after = ModelState(after.position, after.depth, at(known, -1))
+        return h, after
 
     def _set_buffers(self, values: Mapping[str, Any]) -> None:
         for name, value in values.items():

@@ -155,7 +155,7 @@ class Asked(nn.Module):
         super().__init__()
         liquid = {"kind": "liquid", **LIQUID, "state_size": width + width % 2}
         config = {"hidden_size": width, "depth": {"layers": 2}, "block": {"mlp": {"hidden": width}}, "forecast": True}
-        self.model = SeriesModel.from_config({**config, "mixer": liquid}, inputs=features, outputs=features)
+        self.model = SeriesModel.from_config({**config, "mixer": liquid, "inputs": features, "outputs": features})
 
     def begin(self, train: Windows) -> None:
         """Set the time scale, and solve for the linear anchor."""

@@ -173,6 +173,21 @@ def test_mistakes_say_what_to_do(more, error, words):
         read(frame("a 1 x\na 2 y"), **more)
 
 
+def test_a_start_in_the_log_beside_facts_of_a_second_table(tmp_path):
+    facts = table(tmp_path, "id age\nb 1\na 2")
+    log, _ = read(frame("a 4 x\na 9 x\nb 2 x\nb 3 x").assign(begin=["1", "1", "2", ""]), start="begin",
+                  static_path=facts, static="age")  # fmt: skip
+    assert log.names == ["a", "b"]
+    assert log.since.tolist() == [0, 0]  # which is the first step
+    assert log.scored.sum() == 3
+    assert log.static.tolist() == [[2], [1]]
+
+
+def test_an_end_that_no_series_has():
+    log, _ = read(frame("a 4 x\na 9 x").assign(stop=""), end="stop")
+    assert not log.ended.any()
+
+
 def test_an_end_that_is_said_twice_differently(tmp_path):
     facts = table(tmp_path, "id stop\na 10\na 12")
     with pytest.raises(DataError, match=r"facts.csv, line 3, column 'stop'.*12, and in line 2 it is 10"):

@@ -246,7 +246,7 @@ def test_what_is_frozen_stays_frozen():
 
 
 def test_what_is_no_language_model_is_refused():
-    model = SeriesModel.from_config({"hidden_size": 8}, inputs=3, outputs=2)
+    model = SeriesModel.from_config({"hidden_size": 8, "inputs": 3, "outputs": 2})
     with pytest.raises(ConfigError, match=r"grow needs a glissando.LanguageModel.*got a SeriesModel"):
         grow(model, width=2)  # type: ignore[arg-type]
 

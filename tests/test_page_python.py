@@ -61,7 +61,9 @@ def place(tmp_path):
         shutil.copytree(pretrained.ROOT / "stories", folder / "runs" / name)
     (folder / "book.txt").write_text("The ship sailed at dawn, and the crew sang of home.\n" * 400)
     config = {"hidden_size": 8, "mixer": "liquid", "depth": {"layers": 1}}
-    SeriesModel.from_config(config | {"forecast": True}, inputs=17, outputs=17).save(folder / "runs" / "oscillators")
+    SeriesModel.from_config(config | {"forecast": True, "inputs": 17, "outputs": 17}).save(
+        folder / "runs" / "oscillators"
+    )
     return folder
 
 

@@ -16,7 +16,7 @@ import glissando
 from glissando.errors import ConfigError, RunError
 from glissando.mixers import MIXERS, ContextError
 from glissando.model import LanguageModel
-from glissando.series import SeriesConfig, SeriesModel, last
+from glissando.series import SeriesModel, last
 from glissando.series.anchor import Anchor, Facts
 from glissando.series.history import Past, history
 from glissando.series.model import mean
@@ -388,9 +388,9 @@ def test_wrong_calls_say_what_is_wrong(call, message: str):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"vocab_size": 256}, "model.vocab_size is an option of language models only"),
-        ({"tied_head": False}, "model.tied_head is an option of language models only"),
-        ({"representation": "complex"}, "model.representation is an option of language models only"),
+        ({"vocab_size": 256}, "unknown option 'model.vocab_size'"),
+        ({"tied_head": False}, "unknown option 'model.tied_head'"),
+        ({"representation": "complex"}, "unknown option 'model.representation'"),
         ({"hidden_sise": 8}, "unknown option 'model.hidden_sise'. Did you mean 'hidden_size'"),
         ({"hidden_size": 0}, "model.hidden_size must be at least 1, got 0"),
         ({"inputs": 0}, "model.inputs must be at least 1, got 0"),
@@ -402,21 +402,20 @@ def test_options_that_do_not_fit(options: dict[str, Any], message: str):
         SeriesModel.from_config({**SMALL, **options})
 
 
-def test_sizes_are_needed_once():
-    with pytest.raises(ConfigError, match="needs outputs, how many"):
-        SeriesModel.from_config({}, inputs=3)
-    with pytest.raises(ConfigError, match="its own inputs and outputs; leave out inputs"):
-        SeriesModel.from_config(SeriesConfig(inputs=3, outputs=2), inputs=3)
+def test_sizes_are_needed():
+    with pytest.raises(ConfigError, match=r"model\.outputs is missing"):
+        SeriesModel.from_config({"inputs": 3})
     with pytest.raises(ConfigError, match=r"unknown mixer 'liqid'\. Did you mean 'liquid'"):
-        SeriesModel.from_config({"mixer": "liqid"}, inputs=3, outputs=2)
-    assert SeriesModel.from_config({"hidden_size": 8}, inputs=3, outputs=5)(torch.randn(1, 2, 3))[0].shape[2] == 5
+        SeriesModel.from_config({"mixer": "liqid", "inputs": 3, "outputs": 2})
+    small = SeriesModel.from_config({"hidden_size": 8, "inputs": 3, "outputs": 5})
+    assert small(torch.randn(1, 2, 3))[0].shape[2] == 5
 
 
 def test_a_language_model_and_a_series_model_share_their_backbone():
     """With the embedding's vectors as values, and the head's weights, both say the same."""
     options = {"hidden_size": 16, "mixer": "liquid", "depth": {"layers": 2}}
     language = LanguageModel.from_config({**options, "vocab_size": 11, "tied_head": False})
-    series = SeriesModel.from_config({**options, "dt": "input"}, inputs=11, outputs=11)
+    series = SeriesModel.from_config({**options, "dt": "input", "inputs": 11, "outputs": 11})
     weights = {n: w for n, w in language.state_dict().items() if not n.startswith("embedding")}
     read = torch.zeros_like(series.entry.weight)  # of its features, the values alone
     read[:, :11] = language.embedding.weight.detach().T
@@ -468,9 +467,9 @@ def test_every_initialisation_learns_to_hold_a_value_for_its_time(init: str):
             "init": init if knows else "torch",
             "dt": "linear",
             "mixer": {"kind": "liquid", "steps": [0.05, 1]},
+            "inputs": 1,
+            "outputs": 1,
         },
-        inputs=1,
-        outputs=1,
     )
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
     losses = []

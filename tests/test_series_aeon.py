@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import sys
+from pathlib import Path
+
 import numpy as np
 import pytest
 
 pytest.importorskip("aeon", reason="aeon is not installed: pip install -e '.[aeon]'")
 from test_series_estimators import QUICK, arrays
 
-from glissando.series.aeon import AeonClassifier
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "examples"))
+from aeon_classifier import AeonClassifier
 
 
 def test_it_predicts_what_the_classifier_predicts_of_any_collection() -> None:

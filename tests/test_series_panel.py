@@ -320,6 +320,14 @@ def test_static_facts_and_labels_of_a_second_table(tmp_path):
         panel_of(path, **MEASURED, static="age", static_path=str(facts))
 
 
+def test_a_channel_is_of_the_first_table_where_the_second_names_such_a_column_too(tmp_path):
+    facts = write(tmp_path / "people.csv", "id,v,age\nb,-9,70\na,-9,40\n")
+    path = write(tmp_path / "t.csv", "id,t,v\na,1,5\na,2,6\nb,1,8\n")
+    panel = panel_of(path, group="id", time="t", columns="v", static="age", static_path=str(facts))
+    assert panel.values.tolist() == [[5], [6], [8]]
+    assert panel.static.tolist() == [[40], [70]]
+
+
 def test_labels_are_of_series_where_none_has_two(tmp_path):
     text = "id,t,v,k\na,1,5,up\na,2,6,up\nb,1,7,down\nb,2,8,\n"
     options = {"group": "id", "time": "t", "target": "k"}

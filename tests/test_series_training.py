@@ -111,7 +111,7 @@ def test_what_is_known_comes_from_the_whole_history_and_not_from_the_window(tabl
     cut, steps = windows(table, columns="a,b")
     batch = cut.batch(np.arange(len(cut)))
     inputs = batch.inputs
-    model = SeriesModel.from_config(TINY | {"forecast": True}, inputs=2, outputs=2).double()
+    model = SeriesModel.from_config(TINY | {"forecast": True, "inputs": 2, "outputs": 2}).double()
     model.set_scales(**scales_of_training(table))
     from glissando.series.history import history
 

@@ -165,7 +165,7 @@ def test_shortcuts_of_complex_numbers_and_of_series():
         return x
 
     assert_computes(model, plainly)
-    series = SeriesModel.from_config({"hidden_size": 8, "depth": {"shortcuts": True}}, inputs=3, outputs=2)
+    series = SeriesModel.from_config({"hidden_size": 8, "depth": {"shortcuts": True}, "inputs": 3, "outputs": 2})
     assert series.depth.shortcuts.shape == (4, 8)
 
 

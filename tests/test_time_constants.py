@@ -34,7 +34,7 @@ def language_model(**options) -> LanguageModel:
 
 
 def series_model(**options) -> SeriesModel:
-    return SeriesModel.from_config({**SMALL, "dt": "linear", **options}, inputs=3, outputs=2).double().eval()
+    return SeriesModel.from_config({**SMALL, "dt": "linear", "inputs": 3, "outputs": 2, **options}).double().eval()
 
 
 def test_time_constants_are_those_of_the_equation():
@@ -100,9 +100,9 @@ def loudness_model(sign: float) -> SeriesModel:
             "dt": "linear",
             "depth": {"layers": 1},
             "mixer": {"kind": "liquid", "adaptation": 0.9, "state_dependence": False},
+            "inputs": 1,
+            "outputs": 1,
         },
-        inputs=1,
-        outputs=1,
     ).double()
     with torch.no_grad():
         # The norm makes any input but 0 a unit vector: with a bias beside it, its direction tells how large it was.

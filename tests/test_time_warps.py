@@ -60,7 +60,7 @@ def require_same(got: Tensor, expected: Tensor, speed: float) -> None:
 def test_a_series_at_another_speed(mixer: dict, speed: float, time: str):
     torch.manual_seed(0)
     options = {"hidden_size": 16, "depth": {"layers": 2}, "mixer": mixer, "dt": time, "forecast": True}
-    model = moved(SeriesModel.from_config(options, inputs=2, outputs=2))
+    model = moved(SeriesModel.from_config({**options, "inputs": 2, "outputs": 2}))
     x, dt, horizon = torch.randn(2, 9, 2).double(), gaps(2, 9), 4 * torch.rand(2, 9, 2).double()
     observed = torch.rand(2, 9, 2) < 0.7
     with torch.no_grad():

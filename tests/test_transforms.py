@@ -80,7 +80,9 @@ def test_transforms_agree_with_the_kernels(case: str):
 
 
 def test_masks_and_times_may_vary_under_vmap():
-    model = SeriesModel.from_config({"mixer": ["delta", "liquid"], "hidden_size": 16}, inputs=2, outputs=1).double()
+    model = SeriesModel.from_config(
+        {"mixer": ["delta", "liquid"], "hidden_size": 16, "inputs": 2, "outputs": 1}
+    ).double()
     model.backend = "reference"
     x, dt, mask = torch.randn(4, 8, 2).double(), torch.rand(4, 8).double(), ragged(4, 8, seed=0).sort(1, True).values
     alone = vmap(lambda x, dt, mask: model(x[None], dt=dt[None], mask=mask[None])[0][0])(x, dt, mask)

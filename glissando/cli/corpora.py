@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from importlib import import_module
-from typing import NamedTuple
 
 from glissando.cli.options import Parser, parse
 from glissando.errors import unknown_name
@@ -18,16 +16,13 @@ def main(arguments: Sequence[str]) -> None:
     from glissando.data.corpora import CORPORA, GeneratedOptions, about, build_corpus
 
     if options.name is None:
-        for name, line in [
-            *((name, about(name)) for name in CORPORA),
-            *((name, of.about) for name, of in TABLES.items()),
-        ]:
+        for name, line in ({name: about(name) for name in CORPORA} | {_TABLE: _ABOUT}).items():
             print(f"{name:15} {line}")
         return
-    if options.name in TABLES:
-        return _show(options.name)
+    if options.name == _TABLE:
+        return _show_table()
     if options.name not in CORPORA:
-        raise unknown_name("corpus", options.name, [*CORPORA, *TABLES])
+        raise unknown_name("corpus", options.name, [*CORPORA, _TABLE])
     if not issubclass(CORPORA.options[options.name], GeneratedOptions):
         print(
             f"{options.name}: {about(options.name)}\noptions: glissando train --help, under data, kind {options.name}"
@@ -41,28 +36,14 @@ def main(arguments: Sequence[str]) -> None:
         print(f"\n{next(texts).strip()}")
 
 
-class _Table(NamedTuple):
-    """A generated table: where it is made, and the command that writes one."""
-
-    about: str
-    home: str
-    command: str
+#: a generated table, whose likelihood is known exactly
+_TABLE, _ABOUT = "hawkes", "Generated events whose log-likelihood is known exactly"
 
 
-#: tables of events and values whose likelihood is known exactly
-TABLES = {
-    "hawkes": _Table(
-        "Generated events whose log-likelihood is known exactly",
-        "glissando.events.example", "glissando events example --process hawkes5 --out FILE",
-    ),
-}  # fmt: skip
+def _show_table() -> None:
+    from glissando.events.example import describe, sample
 
-
-def _show(name: str) -> None:
-    about, home, command = TABLES[name]
-    made = import_module(home)
-    print(f"about: {about}")
-    for key, value in made.describe().items():
+    for key, value in {"about": _ABOUT, **describe()}.items():
         print(f"{key}: {value}")
-    print(f"a table: {command}\n")
-    print("\n".join(made.sample()))
+    print("a table: glissando events example --process hawkes5 --out FILE\n")
+    print("\n".join(sample()))

@@ -18,7 +18,7 @@ import numpy as np
 from glissando.config import options
 from glissando.errors import ConfigError
 from glissando.events.options import EventsData
-from glissando.series.panel import Clock, Encoding, Form, known_codes
+from glissando.series.panel import Clock, Encoding, Form, held_series, known_codes
 from glissando.series.tables import counted, place
 
 #: codes of a step: no event, an event of a kind that training does not know, and the first known kind
@@ -169,17 +169,8 @@ def parts(log: EventLog, data: EventsData, resolution: float = 0.0) -> tuple[Eve
             "all (--data.split future)"
         )
     else:
-        count = len(log.names)
-        size = max(1, round(share * count))
-        if size >= count:
-            raise ConfigError(
-                f"data.valid_fraction {share} holds {size} of {count} series out: lower it, give data.valid_path, or "
-                "hold out the end of each series with --data.split future"
-            )
-        chosen = np.zeros(count, bool)
-        chosen[np.random.default_rng(data.seed).permutation(count)[:size]] = True
+        chosen, line = held_series(len(log.names), data)
         train, held = log.choose(np.flatnonzero(~chosen)), log.choose(np.flatnonzero(chosen))
-        line = f"held out: {size:,} of {count:,} series, chosen by data.seed {data.seed} (--data.split series)"
     for name, each in (("to train on", train), ("held out", held)):
         if not each.scored.any():
             raise ConfigError(

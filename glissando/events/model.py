@@ -11,7 +11,6 @@ Times are in the units of the data: the scales are part of the model, and do not
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import field
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 
@@ -21,7 +20,7 @@ from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveInt
 from torch import Tensor, nn
 
 from glissando.backbone import BackboneConfig, ModelState
-from glissando.config import from_dict, options, starting
+from glissando.config import options, starting
 from glissando.errors import InputError
 from glissando.events.batches import Targets
 from glissando.events.heads import Params, Waits, make_waits
@@ -29,7 +28,7 @@ from glissando.initialization import Scheme
 from glissando.mixers import MIXERS, Context, LiquidConfig, Memo
 from glissando.mixers.liquid.scan import require_time
 from glissando.series.anchor import logarithm
-from glissando.series.history import Past, at, history
+from glissando.series.history import Past, history
 from glissando.series.model import Sizes
 from glissando.tables import TableModel, filled, require_shapes
 
@@ -114,17 +113,10 @@ class EventModel(TableModel):
         self._build(config, width)
         self.head: Waits = make_waits(config.head, width, config.kinds, config.components)
         self.tie = nn.Linear(width, 1 + config.kinds) if config.ties else None
-        for name, size in numbers.items():
-            self.register_buffer(f"{name}_mean", torch.zeros(size))
-            self.register_buffer(f"{name}_scale", torch.ones(size))
+        self._scaled(numbers)
         for name, value in {"time_scale": 1.0, "log_mean": 0.0, "log_scale": 1.0}.items():
             self.register_buffer(name, torch.tensor(value))
         self._start()
-
-    @classmethod
-    def from_config(cls, config: EventConfig | Mapping[str, Any]) -> EventModel:
-        """A model with new weights; raises ConfigError for an option that does not exist."""
-        return cls(config if isinstance(config, EventConfig) else from_dict(EventConfig, config, "model"))
 
     def set_scales(self, **scales: Any) -> None:
         """Set the units of the data: see glissando.events.batches.Scales."""
@@ -206,21 +198,10 @@ class EventModel(TableModel):
         parts.append(self._facts(codes.shape[0], static, static_codes).unsqueeze(1).expand(-1, codes.shape[1], -1))
 
         ctx = Context(mask, gaps if "dt" in self.depth.accepts else None, control, donate, memo)
-        read = self.entry(torch.cat(parts, -1)) + self.embedding(codes)
-        for number, embedding in enumerate(self.categories):
-            assert mark_codes is not None
-            read = read + embedding(mark_codes[..., number])
-        read, ctx, order = self._prepared(read, state, ctx)
-        with self._operations():
-            try:
-                h, inner = self.depth(read, None if state is None else state.depth, ctx)
-            except Exception as error:
-                self._require_own_state(state, error)
-                raise
-            h, after = self._finished(h, inner, state, codes, ctx, order)
-        if after is not None and known is not None:
-            after = ModelState(after.position, after.depth, at(known, -1))
-        return h, after
+        embedded: list[tuple[nn.Module, Tensor]] = [(self.embedding, codes)]
+        if mark_codes is not None:
+            embedded += zip(self.categories, mark_codes.unbind(-1), strict=True)
+        return self._read(torch.cat(parts, -1), embedded, state, codes, ctx, known)
 
     if TYPE_CHECKING:  # nn.Module's is typed as Callable[..., Any]
         __call__ = forward

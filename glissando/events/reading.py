@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from itertools import count
 from typing import Any, NamedTuple
@@ -15,12 +15,13 @@ from glissando.events.inspection import described
 from glissando.events.log import FIRST, NONE, UNKNOWN, EventEncoding, EventLog
 from glissando.events.options import EventsData
 from glissando.series import tables
+from glissando.series.columns import ColumnReader, Place, clock_of, require_columns, require_options, require_read
 from glissando.series.options import SeriesData
-from glissando.series.panel import MISSING, Clock, Panel
+from glissando.series.panel import Clock, Panel
 from glissando.series.reading import read_panel
-from glissando.series.steps import Clash, merge
+from glissando.series.steps import Clash
 from glissando.series.tables import Column, Table, counted, listed
-from glissando.series.times import Times, time_form, times
+from glissando.series.times import Times, times
 
 #: without a column of kinds, every event has this one
 EVENT = "event"
@@ -33,8 +34,6 @@ _NEEDS = (
     ("static_path", "group"), ("values_path", "group"), ("channel", "values_path"), ("columns", "values_path"),
     ("channel", "value"), ("value", "channel"), ("inputs", "kind"),
 )  # fmt: skip
-#: cells of a column of a table, and what stands for a missing one -> those of steps or series
-_Placed = Callable[[str, np.ndarray, Any], np.ndarray]
 #: order of what happens at one time
 _EVENT, _INPUT, _VALUES, _START = range(4)
 
@@ -63,16 +62,13 @@ def read_events(
         raise ConfigError("data.time is missing: name the column with the time of each event")
     facts, values = data.static_path if facts is None else facts, data.values_path if values is None else values
     named = {**vars(data), "static_path": facts is not None, "values_path": values is not None}
-    for option, needed in _NEEDS:
-        if named[option] and not named[needed]:
-            raise ConfigError(f"data.{option} needs data.{needed}: name that too, or leave data.{option} out")
+    require_options(named, _NEEDS)
     table = tables.read_table(data.path if source is None else source, data.delimiter)
     facts = None if facts is None else tables.read_table(facts, data.delimiter, "data.static_path")
     for option in ("group", "time", "kind"):
-        if (name := getattr(data, option)) is not None and name not in table.columns:
-            raise unknown_name(f"column of {table.source} (data.{option})", name, table.columns)
-    if facts is not None and data.group not in facts.columns:
-        raise unknown_name(f"column of {facts.source} (data.group)", str(data.group), facts.columns)
+        require_columns(table.source, table.columns, [getattr(data, option)], option)
+    if facts is not None:
+        require_columns(facts.source, facts.columns, [data.group], "group")
     return _Reader(data, table, facts, values, encoding).log()
 
 
@@ -126,16 +122,17 @@ class _Moments(NamedTuple):
         return cls(made, known)
 
 
-class _Reader:
+class _Reader(ColumnReader):
+    """A log, and tables of facts and values, on their way to an EventLog."""
+
+    data: EventsData
+
     def __init__(
         self, data: EventsData, table: Table, facts: Table | None, values: Any, encoding: EventEncoding | None
     ) -> None:
-        self.data, self.table, self.facts, self.values, self.known = data, table, facts, values, encoding
-        self.report: list[str] = []
-        form = encoding.time_form if encoding is not None else data.time_format or time_form(table, str(data.time))
-        if form == "date" and data.time_unit not in (None, "s"):
-            raise ConfigError(f"data.time_unit is {data.time_unit}, and the times {data.time} are dates: leave it out")
-        unit = "s" if form == "date" else encoding.unit if encoding is not None else data.time_unit or "s"
+        super().__init__(data, table, facts, encoding is not None)
+        self.values, self.known, self.report = values, encoding, list[str]()
+        form, unit = clock_of(data, table, encoding, self.report)
         self.fixed = replace(encoding or EventEncoding(), time_form=form, unit=unit)
         codes, self.names = np.zeros(table.height, np.int64), [""]
         if data.group is not None:
@@ -173,45 +170,37 @@ class _Reader:
     def _moments(self, option: str) -> tuple[Times, np.ndarray]:
         """The times of data.start or data.end, and the series of each."""
         text: str | None = getattr(self.data, option)
+        none = Times(np.empty(0, np.int64), 1), np.empty(0, np.int64)
         if text is None:
-            return Times(np.empty(0, np.int64), 1), np.empty(0, np.int64)
-        home = next((each for each in (self.facts, self.table) if each is not None and text in each.columns), None)
-        if home is None:
+            return none
+        if text not in self.homes:
             single = Table(f"--data.{option}", {text: Column(np.array([text], object))}, np.ones(1, np.int64), "row")
             try:
                 found = times(single, text, self._form)
             except DataError as error:
                 raise ConfigError(
-                    f"data.{option} is {text!r}, which is neither a column of "
-                    f"{' or '.join(each.source for each in (self.table, self.facts) if each is not None)} nor a "
-                    f"{self._form}: name a column, or give a time as those in {self.data.time!r}"
+                    f"data.{option} is {text!r}, which is neither a column of {self._where} nor a {self._form}: name a "
+                    f"column, or give a time as those in {self.data.time!r}"
                 ) from error
             every = np.arange(len(self.names))
             return Times(np.repeat(found.ticks, len(every)), found.per), every
-        kept = np.flatnonzero(~home.columns[text].missing)
-        home = Table(
-            home.source, {text: Column(home.columns[text].values[kept])}, home.places[kept], home.unit
-        )  # fmt: skip
-        found, series = times(home, text, self._form), self._series_of(self.facts or self.table, kept)
-        order = np.argsort(series, kind="stable")
-        order = order[series[order] >= 0]
-        first = order[np.diff(series[order], prepend=-1) > 0]
-        position = np.searchsorted(series[first], series[order])
-        if (unequal := np.flatnonzero(found.ticks[order] != found.ticks[first][position])).size:
-            row, before = order[unequal[0]], first[position[unequal[0]]]
-            cells = home.columns[text].values
-            raise DataError(
-                f"{home.at(row, text)}: data.{option} of {self.names[series[row]]!r} is {cells[row]}, and in "
-                f"{home.unit} {home.places[before]} it is {cells[before]}: a series has one, correct the table"
-            )
-        return Times(found.ticks[first], found.per), series[first]
+        home, (rows, series) = self.homes[text], self._rows_of(text)
+        there = ~home.columns[text].missing[rows]
+        rows, series = rows[there], series[there]
+        if not len(rows):
+            return none
+        cells = {text: Column(home.columns[text].values[rows])}
+        found = times(Table(home.source, cells, home.places[rows], home.unit), text, self._form)
+        begins = np.diff(series, prepend=-1) > 0
+        before = np.flatnonzero(begins)[np.cumsum(begins) - 1]
+        for row in np.flatnonzero(found.ticks != found.ticks[before])[:1].tolist():
+            clash, fix = Clash(int(before[row]), row), "a series has one, correct the table"
+            raise self._clash(clash, home, rows, text, f"data.{option}", fix, timed=False)
+        return Times(found.ticks[begins], found.per), series[begins]
 
-    def _series_of(self, table: Table, rows: np.ndarray) -> np.ndarray:
-        """The series of these rows of a table; -1 of one that is not read."""
-        if table is self.table:
-            return self.series[rows]
-        groups = tables.names(table, str(self.data.group), "group")
-        return np.array([self.index.get(name, -1) for name in groups.names])[groups.codes[rows]]
+    def _own_rows(self) -> tuple[np.ndarray, np.ndarray]:
+        rows = np.argsort(self.series, kind="stable")
+        return rows, self.series[rows]
 
     # ---------------------------------------------------------------------- events
 
@@ -326,80 +315,46 @@ class _Reader:
         kept = np.flatnonzero(series >= 0)
         return _blank(series[kept], ticks[kept], _VALUES)._replace(value=kept)
 
-    def _facts(self, chosen: np.ndarray) -> tuple[np.ndarray, np.ndarray, list[str], dict[str, list[str]]]:
-        """Static columns of the chosen series: numbers, codes, and the names of both."""
-        data, fixed = self.data, self.fixed
-        homes = {
-            name: next((each for each in (self.facts, self.table) if each is not None and name in each.columns), None)
-            for name in data.static
-        }
-        for name, home in homes.items():
-            if home is None:
-                known = {**self.table.columns, **({} if self.facts is None else self.facts.columns)}
-                where = " or ".join(each.source for each in (self.table, self.facts) if each is not None)
-                raise unknown_name(f"column of {where} (data.static)", name, known)
+    def _facts(self, chosen: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Static columns of the chosen series: numbers and codes."""
 
-        def fact(name: str, cells: np.ndarray, missing: Any) -> np.ndarray:
-            home = homes[name]
-            assert home is not None
-            series = self._series_of(home, np.arange(home.height))
-            rows = np.argsort(series, kind="stable")
-            rows = rows[series[rows] >= 0]
-            try:
-                return merge(cells[rows], series[rows], len(self.names), missing).values[chosen]
-            except Clash as error:
-                one, other = rows[error.first], rows[error.second]
-                values = home.columns[name].values
-                raise DataError(
-                    f"{home.at(other, name)}: {name!r} is static, and {values[other]} of {self.names[series[other]]!r} "
-                    f"was {values[one]} in {home.unit} {home.places[one]}: correct one, or leave it out of data.static"
-                ) from None
+        def place(name: str, cells: np.ndarray, missing: Any) -> np.ndarray:
+            return self._fact(name, cells, missing)[chosen]
 
-        return self._columns(
-            [(name, home) for name, home in homes.items() if home is not None], len(chosen), fact,
-            fixed.static, fixed.static_categories,
-        )  # fmt: skip
+        return self._placed("static", "static_categories", len(chosen), place, None)
 
-    def _marks(self, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray, list[str], dict[str, list[str]]]:
-        """Marks of the steps, -1 in `rows` where a step is no event."""
-        for name in self.data.marks:
-            if name not in self.table.columns:
-                raise unknown_name(f"column of {self.table.source} (data.marks)", name, self.table.columns)
+    def _marks(self, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Marks of the steps, -1 in `rows` where a step is no event: numbers and codes."""
 
-        def mark(name: str, cells: np.ndarray, missing: Any) -> np.ndarray:
+        def place(name: str, cells: np.ndarray, missing: Any) -> np.ndarray:
             return np.where(rows >= 0, cells[rows], missing)
 
-        columns = [(name, self.table) for name in self.data.marks]
-        return self._columns(columns, len(rows), mark, self.fixed.marks, self.fixed.mark_categories)
+        return self._placed("marks", "mark_categories", len(rows), place, self.table)
 
-    def _columns(
-        self, columns: Sequence[tuple[str, Table]], count: int, place: _Placed, numeric: list[str],
-        known: dict[str, list[str]],
-    ) -> tuple[np.ndarray, np.ndarray, list[str], dict[str, list[str]]]:  # fmt: skip
-        """Numbers and codes of columns, by steps or series as `place` puts them, and which are which; a run knows."""
-        if self.known is None:
-            texts = [n for n, home in columns if n in self.data.categorical or not home.columns[n].is_numeric]
-            numeric, known = [n for n, _ in columns if n not in texts], {n: [] for n in texts}
-        homes = dict(columns)
-        if absent := [name for name in (*numeric, *known) if name not in homes]:
-            raise DataError(
-                f"there is no column {absent[0]!r} in {self.table.source}, and the model reads it: add it, blank where "
-                "nothing is known"
-            )
-        numbers = [place(name, tables.numbers(homes[name], name), np.nan) for name in numeric]
-        codes, categories = [], {}
-        for name, before in known.items():
-            found = tables.names(homes[name], name)
-            raw = place(name, found.codes, -1)
-            counts = np.bincount(raw[raw >= 0], minlength=len(found.names))
-            if self.known is None:
-                before = [found.names[n] for n in np.argsort(-counts, kind="stable") if counts[n]]
-            categories[name] = before
-            index = {each: number + UNKNOWN + 1 for number, each in enumerate(before)}
-            codes.append(np.array([*(index.get(each, UNKNOWN) for each in found.names), MISSING], np.int64)[raw])
-            if unknown := int((codes[-1] == UNKNOWN).sum()):
-                self.report.append(f"{unknown:,} values of {name!r} are of categories unknown to the model")
-        return _stacked(numbers, count, np.float64), _stacked(codes, count, np.int64), numeric, categories
+    def _placed(
+        self, option: str, categories: str, size: int, place: Place, home: Table | None
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Numbers and codes of the columns that an option names, which are two fields of the encoding."""
+        named, homes, where = getattr(self.data, option), self.homes, self._where
+        if home is not None:
+            homes, where = dict.fromkeys(home.columns, home), home.source
+        require_columns(where, homes, named, option)
+        if not self.is_new:
+            texts = [n for n in named if n in self.data.categorical or not homes[n].columns[n].is_numeric]
+            numeric = [n for n in named if n not in texts]
+            made: dict[str, Any] = {option: numeric, categories: {n: [] for n in texts}}
+            self.fixed = replace(self.fixed, **made)
+        numeric, known = getattr(self.fixed, option), getattr(self.fixed, categories)
+        require_read(where, homes, [*numeric, *known])
+        numbers = self._numbers(numeric, size, place, home)
+        codes, found = self._categories(known, size, place, home)
+        known.update(found)
+        return numbers, codes
+
+    @property
+    def _where(self) -> str:
+        """The tables in which a fact may stand."""
+        return " or ".join(each.source for each in (self.table, self.facts) if each is not None)
 
     # ---------------------------------------------------------------------- the log
 
@@ -416,8 +371,7 @@ class _Reader:
         scored = (steps.rank == _EVENT) & (steps.ticks > begin[series])
         gaps = np.diff(steps.ticks, prepend=steps.ticks[:1]).astype(np.float64) / line.per
         gaps[starts[:-1]] = 0.0
-        marks, mark_codes, mark_names, mark_categories = self._marks(steps.row)
-        static, static_codes, static_names, static_categories = self._facts(present)
+        (marks, mark_codes), (static, static_codes) = self._marks(steps.row), self._facts(present)
         values = np.full((len(series), 0 if panel is None else panel.values.shape[1]), np.nan)
         if panel is not None:
             values[steps.value >= 0] = panel.values[steps.value[steps.value >= 0]]
@@ -426,8 +380,7 @@ class _Reader:
             tied = scored[1:] & scored[:-1] & (gaps[1:] == 0) & (series[1:] == series[:-1])
             days = 0.0 if self._form != "date" else float(steps.ticks.max() - steps.ticks.min()) / 86400e9
             self.fixed = replace(
-                self.fixed, marks=mark_names, mark_categories=mark_categories, static=static_names,
-                static_categories=static_categories, ties=bool(tied.any()), clock=days > _CLOCK_DAYS,
+                self.fixed, ties=bool(tied.any()), clock=days > _CLOCK_DAYS,
                 resolution=self._resolution(steps, end, until, line, clock, gaps[scored & (gaps > 0)]),
             )  # fmt: skip
         rows = np.where(steps.row >= 0, self.table.places[steps.row], 0)
@@ -494,7 +447,3 @@ def _blank(series: np.ndarray, ticks: np.ndarray, rank: int) -> _Steps:
 
 def _joined(parts: Sequence[_Steps]) -> _Steps:
     return _Steps(*(np.concatenate(part) for part in zip(*parts, strict=True)))
-
-
-def _stacked(columns: list[np.ndarray], count: int, dtype: Any) -> np.ndarray:
-    return np.stack(columns, 1) if columns else np.empty((count, 0), dtype)

@@ -12,8 +12,7 @@ data: the scales are part of the model, and do nothing until `set_scales`.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import field, fields
+from dataclasses import field
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import torch
@@ -21,15 +20,14 @@ from pydantic import Field, NonNegativeInt, PositiveInt
 from torch import Tensor, nn
 
 from glissando.backbone import BackboneConfig, ModelState
-from glissando.config import from_dict, options, starting
+from glissando.config import options, starting
 from glissando.errors import ConfigError, InputError
 from glissando.initialization import Scheme
 from glissando.mixers import MIXERS, Context, LiquidConfig, Memo
 from glissando.mixers.liquid.scan import require_time
-from glissando.model import ModelConfig
 from glissando.series.anchor import Anchor, Facts, logarithm
 from glissando.series.heads import LEVELS, Head, make_head
-from glissando.series.history import Own, Past, at, history, own
+from glissando.series.history import Own, Past, history, own
 from glissando.series.horizon import HorizonHead
 from glissando.tables import TableModel, require_shapes
 
@@ -129,34 +127,11 @@ class SeriesModel(TableModel):
         else:
             self.head = nn.Linear(width, size, bias=config.head_bias)
         sizes = {"input": config.inputs, "output": config.outputs, "static": config.static, "future": config.future}
-        for name, size in sizes.items():
-            self.register_buffer(f"{name}_mean", torch.zeros(size))
-            self.register_buffer(f"{name}_scale", torch.ones(size))
+        self._scaled(sizes)
         self.register_buffer("time_scale", torch.ones(()))
         by_series = config.scale == "series"
         self.register_buffer("law", torch.eye(4)[2:3].T.repeat(1, config.inputs) if by_series else None)
         self._start()
-
-    @classmethod
-    def from_config(
-        cls, config: SeriesConfig | Mapping[str, Any], *, inputs: int | None = None, outputs: int | None = None
-    ) -> SeriesModel:
-        """A model with new weights.
-
-        Args:
-            config: A SeriesConfig, or a mapping of its options.
-            inputs: K, number of channels of a step, unless the mapping has it.
-            outputs: O, number of outputs or of classes, unless the mapping has it.
-
-        Raises:
-            ConfigError: An option does not exist, or only language models have it.
-        """
-        sizes = {name: n for name, n in (("inputs", inputs), ("outputs", outputs)) if n is not None}
-        if isinstance(config, SeriesConfig):
-            if sizes:
-                raise ConfigError(f"a SeriesConfig holds its own inputs and outputs; leave out {', '.join(sizes)}")
-            return cls(config)
-        return cls(from_dict(SeriesConfig, _checked({**config, **sizes}), "model"))
 
     def set_scales(self, **scales: Any) -> None:
         """Set the scales by which the model reads and writes the units of the data.
@@ -241,17 +216,9 @@ class SeriesModel(TableModel):
         facts = self._facts(x.shape[0], None if static is None else static.to(x), static_codes).unsqueeze(1)
         read = self._features(values, observed, gaps, units.known, facts, future)
 
-        after = Context(mask, self._duration(gaps), control, donate, memo)
-        read, ctx, order = self._prepared(read, state, after)
-        with self._operations():
-            try:
-                h, inner = self.depth(self._embedded(read, codes, order), None if state is None else state.depth, ctx)
-            except Exception as error:
-                self._require_own_state(state, error)
-                raise
-            h, state = self._finished(h, inner, state, x, ctx, order)
-        if state is not None:
-            state = ModelState(state.position, state.depth, at(known, -1))
+        ctx = Context(mask, self._duration(gaps), control, donate, memo)
+        embedded = [] if codes is None else list(zip(self.categories, codes.unbind(-1), strict=True))
+        h, state = self._read(read, embedded, state, x, ctx, known)
         if not self.config.forecast:
             return self._in_units(self.head(h)), state
         if horizon is None or horizon.shape[2] == 0:
@@ -353,15 +320,6 @@ class SeriesModel(TableModel):
             parts.append((future - self.future_mean) / self.future_scale)
         return torch.cat(parts, -1)
 
-    def _embedded(self, read: Tensor, codes: Tensor | None, order: Tensor | None) -> Tensor:
-        """The features and the categories of each step, (B, T, D), in the order of the depth."""
-        h = self.entry(read)
-        for number, embedding in enumerate(self.categories):
-            assert codes is not None
-            each = codes[..., number]
-            h = h + embedding(each if order is None else each.gather(1, order))
-        return h
-
     def _duration(self, gaps: Tensor) -> Tensor | None:
         """How long a step is to the mixers, None where they do not accept it."""
         if self.config.dt == "input" or "dt" not in self.depth.accepts:
@@ -432,20 +390,3 @@ def last(y: Tensor, mask: Tensor | None = None) -> Tensor:
 def mean(y: Tensor, mask: Tensor) -> Tensor:
     """The mean of y (B, T, O) over the real steps of each row -> (B, O), by a mask (B, T) that has some in each."""
     return torch.where(mask.unsqueeze(-1), y, 0).sum(1) / mask.sum(1, keepdim=True)
-
-
-def _checked(values: dict[str, Any]) -> dict[str, Any]:
-    own = {f.name for f in fields(SeriesConfig)}
-    language = {f.name for f in fields(ModelConfig)} - own
-    unused = [name for name in values if name in language]
-    if unused:
-        raise ConfigError(
-            f"model.{unused[0]} is an option of language models only; leave it out of a series model. "
-            f"Known here: {', '.join(sorted(own))}"
-        )
-    missing = [name for name in ("inputs", "outputs") if name not in values]
-    if missing:
-        raise ConfigError(
-            f"a series model needs {' and '.join(missing)}, how many numbers a step has; give inputs=K and outputs=O"
-        )
-    return values

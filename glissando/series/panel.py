@@ -16,7 +16,7 @@ import numpy as np
 
 from glissando.config import options
 from glissando.errors import ConfigError, DataError
-from glissando.series.options import SeriesData
+from glissando.series.options import SeriesData, TableData
 from glissando.series.tables import counted, place
 
 #: seconds of a unit of time
@@ -234,8 +234,8 @@ def known_codes(held: np.ndarray, trained: np.ndarray) -> np.ndarray:
     return made
 
 
-def _by_series(panel: Panel, data: SeriesData) -> tuple[Panel, Panel, str]:
-    count = len(panel.names)
+def held_series(count: int, data: TableData) -> tuple[np.ndarray, str]:
+    """(S,) bool, which of so many series are held out, and a line that states it. Raises ConfigError where all are."""
     held = max(1, round(data.valid_fraction * count))
     if held >= count:
         raise ConfigError(
@@ -244,7 +244,11 @@ def _by_series(panel: Panel, data: SeriesData) -> tuple[Panel, Panel, str]:
         )
     chosen = np.zeros(count, bool)
     chosen[np.random.default_rng(data.seed).permutation(count)[:held]] = True
-    line = f"held out: {held:,} of {count:,} series, chosen by data.seed {data.seed} (--data.split series)"
+    return chosen, f"held out: {held:,} of {count:,} series, chosen by data.seed {data.seed} (--data.split series)"
+
+
+def _by_series(panel: Panel, data: SeriesData) -> tuple[Panel, Panel, str]:
+    chosen, line = held_series(len(panel.names), data)
     return panel.choose(np.flatnonzero(~chosen)), panel.choose(np.flatnonzero(chosen)), line
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
 from dataclasses import replace
 from functools import cached_property
 from typing import Any, cast
@@ -11,9 +10,10 @@ import numpy as np
 
 from glissando.errors import ConfigError, DataError
 from glissando.series import tables
+from glissando.series.columns import ColumnReader, side_by_side
 from glissando.series.inspection import described, warnings
 from glissando.series.options import SeriesData
-from glissando.series.panel import MISSING, UNKNOWN, Encoding, Label, Panel
+from glissando.series.panel import Encoding, Label, Panel
 from glissando.series.roles import Roles, roles
 from glissando.series.steps import Clash, merge, steps
 from glissando.series.tables import Names, Table, counted, listed
@@ -40,35 +40,32 @@ def read_panel(data: SeriesData, source: Any = None, encoding: Encoding | None =
     return _Reader(data, table, roles(data, table, encoding), encoding is not None).panel()
 
 
-#: a column's name, its cells or codes (R,) by rows, and what a missing one is -> one for each step, or each series
-Place = Callable[[str, np.ndarray, Any], np.ndarray]
-
-
-class _Reader:
+class _Reader(ColumnReader):
     """A table on its way to a panel.
 
     kept  (R,) bool, rows of a long table that are measurements of its channels; None: all
     """
 
+    data: SeriesData
+
     def __init__(self, data: SeriesData, table: Table, found: Roles, is_new: bool) -> None:
-        self.data, self.table, self.roles, self.is_new = data, table, found, is_new
-        self.fixed, self.homes = found.encoding, found.homes
-        self.report = list(found.report)
+        super().__init__(data, table, found.facts, is_new)
+        self.roles, self.fixed, self.report = found, found.encoding, list(found.report)
         self.kept = None if found.channels is None else self._measurements(found.channels)
         self.steps = steps(data, table, found.encoding.time_form, self.kept)
-        self.count = len(self.steps.first)
+        self.names, self.count = self.steps.names, len(self.steps.first)
         self.merged: dict[str, tuple[int, int, int]] = {}
 
     def panel(self) -> tuple[Panel, Encoding]:
         data, steps_, fixed = self.data, self.steps, self.fixed
         if self.roles.channels is None:
-            values = self._numbers(fixed.columns, self.count, self._step)
-            codes, categories = self._categories(fixed.categorical, self.count, self._step)
+            values = self._numbers(fixed.columns, self.count, self._step, self.table)
+            codes, categories = self._categories(fixed.categorical, self.count, self._step, self.table)
         else:
             values, codes, categories = self._long_channels(self.roles.channels)
         static = self._numbers(fixed.static, len(steps_.names), self._fact)
         static_codes, static_categories = self._categories(fixed.static_categorical, len(steps_.names), self._fact)
-        future = self._numbers(fixed.future, self.count, self._known)
+        future = self._numbers(fixed.future, self.count, self._known, self.table)
         target, labels, label, classes = self._target()
         if not self.is_new:
             fixed = replace(
@@ -86,28 +83,13 @@ class _Reader:
 
     # ---------------------------------------------------------------------- columns
 
-    def _numbers(self, names: Iterable[str], size: int, place: Place) -> np.ndarray:
-        return _side_by_side([place(n, tables.numbers(self.homes[n], n), np.nan) for n in names], size, np.float64)
+    def _own_rows(self) -> tuple[np.ndarray, np.ndarray]:
+        return self.steps.rows, self.steps.series[self.steps.step]
 
-    def _categories(
-        self, known: dict[str, list[str]], size: int, place: Place, cells: Names | None = None
-    ) -> tuple[np.ndarray, dict[str, list[str]]]:
-        """(size, Q) codes of columns, or of `cells` that all of them share, and the categories of each: a run's, or its
-        own, the most frequent first."""
-        codes, categories = [], {}
-        for name, before in known.items():
-            found = tables.names(self.homes[name], name) if cells is None else cells
-            raw = place(name, found.codes, -1)
-            present = found.by_frequency(raw)
-            categories[name] = before if self.is_new else present
-            index = {each: number + UNKNOWN + 1 for number, each in enumerate(categories[name])}
-            codes.append(np.array([*(index.get(each, UNKNOWN) for each in found.names), MISSING], np.int64)[raw])
-            if not self.is_new:
-                self.report.append(f"categories of {name!r}, {len(present):,} in all: {listed(present)}")
-            elif unknown := int((codes[-1] == UNKNOWN).sum()):
-                strange = listed([each for each in present if each not in index])
-                self.report.append(f"unknown to the model: {counted(unknown, 'value')} of {name!r}, such as {strange}")
-        return _side_by_side(codes, size, np.int64), categories
+    def _about_fact(self, name: str) -> tuple[str, str]:
+        if name in self.roles.target:
+            return f"{name!r}, the label of a series,", "give --data.label step"
+        return super()._about_fact(name)
 
     def _step(self, name: str, cells: np.ndarray, missing: Any, channel: str | None = None) -> np.ndarray:
         """(N,) a column of the table by steps; of a long one, the measurements of a channel."""
@@ -142,32 +124,6 @@ class _Reader:
             )
         return found
 
-    def _fact(self, name: str, cells: np.ndarray, missing: Any) -> np.ndarray:
-        """(S,) a column that does not vary within a series."""
-        table, rows, keys = self.homes[name], self.steps.rows, self.steps.series[self.steps.step]
-        if table is not self.table:
-            rows, keys = self._fact_rows
-        try:
-            return merge(cells[rows], keys, len(self.steps.names), missing).values
-        except Clash as error:
-            what, fix = f"the static {name!r}", "leave it out of data.static"
-            if name in self.roles.target:
-                what, fix = f"{name!r}, the label of a series,", "give --data.label step"
-            raise self._clash(error, table, rows, name, what, f"correct one, or {fix}", timed=False) from None
-
-    def _clash(
-        self, error: Clash, table: Table, rows: np.ndarray, name: str, what: str, fix: str, timed: bool = True
-    ) -> DataError:
-        """The error for two rows of one series, or of one time of it, that differ."""
-        data, one, other = self.data, rows[error.first], rows[error.second]
-        values = table.columns[name].values
-        of = "" if data.group is None else f" of {data.group} {str(table.columns[data.group].values[other]).strip()!r}"
-        time = "" if data.time is None or not timed else f" at {data.time} {table.columns[data.time].values[other]}"
-        return DataError(
-            f"{table.at(other, name)}: {what}{of}{time} is {values[other]}, and in {table.unit} {table.places[one]} it "
-            f"is {values[one]}: {fix}"
-        )
-
     # ---------------------------------------------------------------------- long tables
 
     def _measurements(self, channels: Names) -> np.ndarray:
@@ -200,21 +156,14 @@ class _Reader:
         values = [self._step(value, cells, np.nan, name) for name in fixed.columns]
         texts = tables.names(self.table, value) if fixed.categorical else Names(np.empty(0, np.int64), [])
         coded = self._categories(
-            fixed.categorical, self.count, lambda name, cells, missing: self._step(value, cells, missing, name), texts
+            fixed.categorical,
+            self.count,
+            lambda name, cells, missing: self._step(value, cells, missing, name),
+            cells=texts,
         )
-        return _side_by_side(values, self.count, np.float64), *coded
+        return side_by_side(values, self.count, np.float64), *coded
 
     # ---------------------------------------------------------------------- facts and targets
-
-    @cached_property
-    def _fact_rows(self) -> tuple[np.ndarray, np.ndarray]:
-        """The rows of the second table that are of a series of the first, sorted by series, and the series of each."""
-        groups = tables.names(cast(Table, self.roles.facts), str(self.data.group), "group")
-        index = {name: number for number, name in enumerate(self.steps.names)}
-        series = np.array([index.get(name, -1) for name in groups.names])[groups.codes]
-        rows = np.argsort(series, kind="stable")
-        rows = rows[series[rows] >= 0]
-        return rows, series[rows]
 
     def _target(self) -> tuple[np.ndarray | None, np.ndarray | None, Label, list[str]]:
         """Targets of a regression or labels of a classification, what has a label, and the classes."""
@@ -282,13 +231,9 @@ class _Reader:
             how = f"{unequal:,} with unequal values, by --data.duplicates {data.duplicates}"
             how = how if unequal else "with equal values"
             lines.append(f"merged: {counted(repeated, what)} of one ({by}), up to {most:,} rows each, {how}")
-        if self.roles.facts is not None:
+        if self.facts is not None:
             there = set(self._fact_rows[1].tolist())
-            if absent := [name for number, name in enumerate(self.steps.names) if number not in there]:
-                source = self.roles.facts.source
+            if absent := [name for number, name in enumerate(self.names) if number not in there]:
+                source = self.facts.source
                 lines.append(f"without a row in {source}: {counted(len(absent), 'series')}, {listed(absent)}")
         return lines
-
-
-def _side_by_side(columns: list[np.ndarray], size: int, dtype: type) -> np.ndarray:
-    return np.stack(columns, 1) if columns else np.empty((size, 0), dtype)

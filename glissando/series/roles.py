@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -10,10 +10,10 @@ import numpy as np
 
 from glissando.errors import ConfigError, DataError, unknown_name
 from glissando.series import tables
+from glissando.series.columns import clock_of, homes_of, require_columns, require_options, require_read
 from glissando.series.options import SeriesData
-from glissando.series.panel import Encoding, Form, Task
-from glissando.series.tables import Column, Names, Table, counted
-from glissando.series.times import is_compact, time_form, zones
+from glissando.series.panel import Encoding, Task
+from glissando.series.tables import Column, Names, Table
 
 #: a column of texts that is read without being named has at most this many categories, unless they repeat
 _CATEGORIES = 20
@@ -55,21 +55,21 @@ def roles(data: SeriesData, table: Table, encoding: Encoding | None) -> Roles:
         None if data.static_path is None else tables.read_table(data.static_path, data.delimiter, "data.static_path")
     )
     for option in ("group", "time", "channel", "value"):
-        _require(table.source, table.columns, [name for name in [getattr(data, option)] if name is not None], option)
-    homes, where = dict.fromkeys(table.columns, table), table.source
+        require_columns(table.source, table.columns, [getattr(data, option)], option)
+    homes, where = homes_of(table, facts), table.source
     if facts is not None:
-        _require(facts.source, facts.columns, [str(data.group)], "group")
-        homes, where = homes | dict.fromkeys(facts.columns, facts), f"{where} or {facts.source}"
+        require_columns(facts.source, facts.columns, [data.group], "group")
+        where = f"{where} or {facts.source}"
     report: list[str] = []
-    form, unit = _clock(data, table, encoding, report)
+    form, unit = clock_of(data, table, encoding, report)
     channels = None if data.channel is None else tables.names(table, data.channel, "channel")
     found = Roles(facts, homes, data.target, channels, encoding or Encoding(time_form=form, unit=unit), report)
     if encoding is not None:
         return _of_run(found, table, where)
-    _require(where, homes, data.static, "static")
-    _require(table.source, table.columns, data.future, "future")
+    require_columns(where, homes, data.static, "static")
+    require_columns(table.source, table.columns, data.future, "future")
     if channels is None or not data.target or data.target[0] not in channels.names:
-        _require(where, homes, data.target, "target")
+        require_columns(where, homes, data.target, "target")
     return _of_table(data, table, found)
 
 
@@ -100,11 +100,8 @@ def _of_run(found: Roles, table: Table, where: str) -> Roles:
     """The roles that a run's encoding gives. Raises DataError for a column that the table lacks."""
     encoding = found.encoding
     of_steps = [*encoding.future, *((*encoding.columns, *encoding.categorical) if found.channels is None else ())]
-    for name in [*of_steps, *encoding.static, *encoding.static_categorical]:
-        if name not in (table.columns if name in of_steps else found.homes):
-            raise DataError(
-                f"there is no column {name!r} in {where}, and the model reads it: add it, blank where nothing is known"
-            )
+    require_read(where, table.columns, of_steps)
+    require_read(where, found.homes, [*encoding.static, *encoding.static_categorical])
     target = encoding.target if encoding.task != "forecast" else []
     if absent := [name for name in target if name not in found.homes]:
         found.report.append(f"there is no column {absent[0]!r}: nothing is scored")
@@ -113,11 +110,7 @@ def _of_run(found: Roles, table: Table, where: str) -> Roles:
 
 
 def _require_consistent(data: SeriesData) -> None:
-    for option, needed in _NEEDS:
-        if getattr(data, option) is not None and not getattr(data, needed):
-            raise ConfigError(
-                f"data.{option} needs data.{needed}, which is not named: name that column, or leave data.{option} out"
-            )
+    require_options(vars(data), _NEEDS)
     if data.static_path is not None and not data.static and not data.target:
         raise ConfigError("data.static_path is given and data.static names none of its columns: name those to read")
     if data.task in ("regression", "classification") and not data.target:
@@ -131,34 +124,6 @@ def _require_consistent(data: SeriesData) -> None:
         raise ConfigError(f"the column {twice[0]} is named by two options of data: leave it out of one")
     if mixed := [name for name in data.columns if name in named]:
         raise ConfigError(f"{mixed[0]} is in data.columns and has another role too: leave it out of one")
-
-
-def _require(where: str, known: Collection[str], columns: Sequence[str], option: str) -> None:
-    for name in columns:
-        if name not in known:
-            raise unknown_name(f"column of {where} (data.{option})", name, known)
-
-
-def _clock(data: SeriesData, table: Table, encoding: Encoding | None, report: list[str]) -> tuple[Form, str]:
-    """The form of the times and their unit."""
-    if data.time is None:
-        return "row", "row"
-    form = encoding.time_form if encoding is not None else data.time_format or time_form(table, data.time)
-    if form == "date":
-        if data.time_unit not in (None, "s"):
-            raise ConfigError(f"data.time_unit is {data.time_unit}, and the times {data.time} are dates: leave it out")
-        first = table.columns[data.time].values[0]
-        if is_compact(first):
-            report.append(
-                f"the times {data.time}, such as {first}, are read as dates; if they are numbers, give "
-                "--data.time_format number"
-            )
-        if named := zones(table, data.time):
-            unnamed = table.height - named
-            others = f"; {unnamed:,} without a time zone, read as UTC" if unnamed else ""
-            report.append(f"converted to UTC: {counted(named, 'time')} {data.time} with a time zone{others}")
-        return form, "s"
-    return form, (encoding.unit if encoding is not None else data.time_unit or "s")
 
 
 def _task(data: SeriesData, found: Roles) -> Task:
@@ -181,7 +146,7 @@ def _channels(
     if channels is not None:
         return _long_channels(data, table, channels, data.target if task == "forecast" else ())
     wanted = [*data.columns, *(data.target if task == "forecast" and data.columns else ())]
-    _require(table.source, table.columns, wanted, "columns")
+    require_columns(table.source, table.columns, wanted, "columns")
     used = {data.group, data.time, *data.static, *data.future, *target}
     chosen = list(dict.fromkeys(wanted)) or [name for name in table.columns if name not in used]
     chosen += [name for name in data.categorical if name in table.columns and name not in {*chosen, *used}]

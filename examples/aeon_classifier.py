@@ -1,4 +1,8 @@
-"""The classifier with aeon's base class, for its pipelines and ensembles: needs aeon, the `[aeon]` extra."""
+"""The classifier with aeon's base class, for its pipelines and ensembles: needs aeon, the `[aeon]` extra.
+
+from aeon_classifier import AeonClassifier
+AeonClassifier(options={"training.seconds": 60}).fit(X, y).predict(X)
+"""
 
 from __future__ import annotations
 
@@ -6,14 +10,9 @@ from collections.abc import Mapping
 from typing import Any, ClassVar
 
 import numpy as np
+from aeon.classification import BaseClassifier
 
-from glissando.errors import MissingExtraError
-from glissando.series.estimators import Classifier
-
-try:
-    from aeon.classification import BaseClassifier
-except ImportError as error:
-    raise MissingExtraError(f"this needs aeon ({error}): pip install -e '.[aeon]' in a checkout") from error
+from glissando.series import Classifier
 
 
 class AeonClassifier(BaseClassifier):
