@@ -90,7 +90,7 @@ def test_the_truth_of_a_generated_table_is_found_for_every_step() -> None:
     assert truth is not None
     assert not lines
     series = list(drawn(process, 6, 2))
-    expected = [series[int(name)].truth for name in prepared.valid_log.names]
+    expected = [series[int(name)][2] for name in prepared.valid_log.names]
     assert truth.time.sum() == pytest.approx(sum(each.time.sum() + each.end for each in expected), abs=1e-3)
     assert truth.kind.sum() == pytest.approx(sum(each.kind.sum() for each in expected), abs=1e-3)
     count = len(expected[0].time)

@@ -13,12 +13,11 @@ import torch
 
 from glissando.cli import main
 from glissando.errors import ConfigError, DataError, RunError
-from glissando.series.answers import answers, logits
+from glissando.series.answers import answers, logits, naive_errors
 from glissando.series.asking import ask, draw_paths, origins_of, rolling_answers
 from glissando.series.evaluation import evaluate
 from glissando.series.forecast import SeriesRun, predict, probabilities, write_table
 from glissando.series.future import ahead_of
-from glissando.series.measuring import naive_errors
 from glissando.series.options import SeriesData
 from glissando.series.scores import ANCHOR, LAST, MEAN, SEASON, score_forecasts
 from glissando.series.stream import observe

@@ -136,9 +136,10 @@ def _body(row: dict[str, Any], **more: Any) -> Any:
     ("change", "message"),
     [
         ({"values": {"aa": 1.0}}, "there is no column 'aa'; did you mean 'a'?"),
-        ({"values": {"age": 51.0, "a": 1.0}}, "'hour' is missing, and the model reads it with every observation"),
-        ({"values": {"age": 51.0, "hour": 3, "a": "high"}}, "'a' is 'high', and a number is expected, or null where"),
-        ({"values": {"age": 51.0, "hour": None}}, "'hour' is 'None', and a number is expected; in training it was"),
+        ({"values": {"age": 51.0, "a": 1.0}}, "there is no column 'hour'"),
+        ({"values": {"age": 51.0, "hour": 3, "a": "high"}}, "column 'a': 'high' is no finite number"),
+        ({"values": {"age": 51.0, "hour": 3, "a": True}}, "column 'a': True is no finite number"),
+        ({"values": {"age": 51.0, "hour": None}}, "column 'hour': the value is missing"),
         ({"values": {"age": 51.0, "hour": 3, "a": 1e29}}, "deviations from the mean of what is trained on"),
         ({"time": "yesterday"}, "column 'when': 'yesterday'"),
         ({"time": None}, "time: give when"),

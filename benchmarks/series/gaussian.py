@@ -15,9 +15,9 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
+from glissando.series.answers import answered, measure
 from glissando.series.forecast import SeriesRun
 from glissando.series.heads import Gaussian
-from glissando.series.measuring import answered, measure
 from glissando.series.tables import read_table
 from glissando.series.task import windows_of
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -17,16 +17,9 @@ _DIGITS = 6
 _SHOWN = 40
 
 
-class Series(NamedTuple):
-    """The events of one series: times in whole units of the last digit, so that none are equal."""
-
-    times: np.ndarray
-    kinds: np.ndarray
-    truth: Truth
-
-
-def drawn(process: Hawkes, count: int, seed: int) -> Iterator[Series]:
-    """`count` series of a process, their times as they are written."""
+def drawn(process: Hawkes, count: int, seed: int) -> Iterator[tuple[np.ndarray, np.ndarray, Truth]]:
+    """The times (N,), as they are written, and kinds (N,) of `count` series of a process, and what was likely; no two
+    times of a series are equal."""
     rng = np.random.default_rng(seed)
     for _ in range(count):
         times, kinds = process.draw(rng)
@@ -34,7 +27,7 @@ def drawn(process: Hawkes, count: int, seed: int) -> Iterator[Series]:
         steps = np.arange(len(ticks))
         times = (np.maximum.accumulate(ticks - steps) + steps) / 10**_DIGITS  # ascending in the last digit too
         times, kinds = times[times < process.end], kinds[times < process.end]
-        yield Series(times, kinds, process.truth(times, kinds))
+        yield times, kinds, process.truth(times, kinds)
 
 
 def table(name: str, count: int, seed: int = 0) -> str:
@@ -53,10 +46,10 @@ def describe() -> dict[str, Any]:
     found = {}
     for name, process in PROCESSES.items():
         series = list(drawn(process, _SHOWN, 0))
-        events = sum(len(each.times) for each in series)
+        events = sum(len(times) for times, *_ in series)
         time, kind, end = (
             sum(float(np.sum(part)) for part in parts) / events
-            for parts in zip(*((each.truth.time, each.truth.kind, each.truth.end) for each in series), strict=True)
+            for parts in zip(*((truth.time, truth.kind, truth.end) for *_, truth in series), strict=True)
         )
         found[name] = (
             f"{process.about}; about {events // _SHOWN} events a series; the truth has {time + kind + end:.3f} nats an "

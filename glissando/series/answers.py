@@ -6,6 +6,8 @@ facts alone, are trained and not scored, as there is no last value to compare wi
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -14,14 +16,27 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from glissando.errors import DataError
-from glissando.series.batches import Batch, Ints, Steps, Windows
+from glissando.series.batches import Batch, Floats, Ints, Steps, Windows
 from glissando.series.history import Past
 from glissando.series.model import SeriesModel
-from glissando.series.panel import Encoding
-from glissando.series.scores import ANCHOR, LAST, MEAN, Answers, Score, score_classes, score_forecasts
+from glissando.series.panel import Encoding, Panel
+from glissando.series.scores import (
+    ANCHOR,
+    LAST,
+    MEAN,
+    SEASON,
+    Answers,
+    Score,
+    period_of,
+    score_classes,
+    score_forecasts,
+    seasonal_values,
+)
 
 #: questions that the anchor answers at once
 _AT_ONCE = 16384
+#: series that are searched for a period at most
+_SEARCHED = 200
 
 
 def call(model: SeriesModel, batch: Batch, compiled: bool = False) -> Tensor:
@@ -195,3 +210,92 @@ def _anchored(model: SeriesModel, steps: Steps, known: Past, at: Tensor, about: 
         )
         found.append(y[:, 0].double().cpu())
     return torch.cat(found)
+
+
+def with_season(found: Answers, panel: Panel, channels: Sequence[int], time: Floats) -> Answers:
+    """With the value one period before, where a period shows in a channel.
+
+    Args:
+        found: What was forecast.
+        panel: The series.
+        channels: The panel's channel of each output.
+        time: (N,) of the values that were forecast.
+    """
+    spans = [slice(*span) for span in zip(panel.starts[:-1], panel.starts[1:], strict=True)]
+    longest = sorted(spans, key=lambda span: span.start - span.stop)[:_SEARCHED]
+    season = np.full(len(time), np.nan)
+    for output, channel in enumerate(channels):
+        values = panel.values[:, channel]
+        step = _usual_gap([panel.times[one][~np.isnan(values[one])] for one in longest])
+        if step is None:
+            continue
+        period = period_of([panel.times[one] for one in longest], [values[one] for one in longest], step)
+        if period is None:
+            continue
+        chosen = np.flatnonzero(found.channel == output)
+        chosen = chosen[np.argsort(found.series[chosen], kind="stable")]
+        for rows in np.split(chosen, np.flatnonzero(np.diff(found.series[chosen])) + 1):
+            if len(rows):
+                one = spans[found.series[rows[0]]]
+                asked = time[rows] - found.horizon[rows]
+                season[rows] = seasonal_values(panel.times[one], values[one], asked, time[rows], period, step)
+    if np.isnan(season).all():
+        return found
+    return found._replace(baselines={**found.baselines, SEASON: season})
+
+
+def _usual_gap(times: Sequence[Floats]) -> float | None:
+    gaps = np.concatenate([np.diff(one) for one in times]) if times else np.zeros(0)
+    return float(np.median(gaps)) if len(gaps) else None
+
+
+# ---------------------------------------------------------------------- how good it is
+
+
+def answered(model: SeriesModel, held: Windows, panel: Panel) -> tuple[Answers, Ints]:
+    """Every scored answer about numbers, of a forecast each step's about the next, and the panel's step (N,) that each
+    is about."""
+    found, rows = answers(model, held)
+    return found if held.targets is None else with_season(found, panel, held.targets, panel.times[rows]), rows
+
+
+def measure(
+    model: SeriesModel, held: Windows, panel: Panel, encoding: Encoding, trained: Steps | None = None,
+    pictures: Path | None = None, found: tuple[Answers, Ints] | None = None,
+) -> Scored:  # fmt: skip
+    """Score the model by channel, and draw its pictures.
+
+    Args:
+        model: Put into evaluation mode.
+        held: The windows that are scored.
+        panel: Their series.
+        encoding: Of the run.
+        trained: Steps of the training, by whose last values' errors MASE divides; None: no MASE.
+        pictures: Directory of the pictures; None: none are drawn. Classes have none.
+        found: What is scored, as `answered` returns it; None: that.
+    """
+    if encoding.classes:
+        return classified(model.eval(), held, encoding)
+    made, rows = answered(model.eval(), held, panel) if found is None else found
+    values = panel.target if held.targets is None else panel.values[:, held.targets]
+    naive = None if trained is None or held.targets is None else naive_errors(
+        trained, held.targets, model.config.scale == "series"
+    )  # fmt: skip
+    result = measured(model, made, encoding, naive)
+    if pictures is not None and np.isfinite(result.loss) and values is not None:
+        from glissando.series.pictures import draw  # matplotlib takes a second to import
+
+        draw(made, rows, panel, values, encoding.target, model.distribution, pictures)
+    return result
+
+
+def naive_errors(steps: Steps, targets: list[int], own: bool) -> Floats:
+    """(O,) the mean absolute error of the last value as a forecast of the next one, in the units of the data, or of the
+    series' own; 0 where a channel has no two values in a series."""
+    made = np.zeros(len(targets))
+    for output, channel in enumerate(targets):
+        seen = np.flatnonzero(~np.isnan(steps.values[:, channel].numpy()))
+        series, values = steps.series.numpy()[seen], steps.values[:, channel].numpy()[seen]
+        same, scale = np.diff(series) == 0, steps.scale[:, channel].numpy()[seen[:-1]] if own else 1.0
+        made[output] = (np.abs(np.diff(values)) / scale)[same].mean() if same.any() else 0.0
+    return made

@@ -15,17 +15,15 @@ from torch import Tensor
 
 from glissando.backbone import ModelState
 from glissando.progress import track
-from glissando.series.answers import answers_of
-from glissando.series.batches import Floats, Ints, Steps
+from glissando.series.answers import answers_of, with_season
+from glissando.series.batches import Ints, Steps
 from glissando.series.model import SeriesModel
 from glissando.series.panel import Panel
-from glissando.series.scores import SEASON, Answers, period_of, seasonal_values
+from glissando.series.scores import Answers
 from glissando.state import select_rows
 
 #: steps that are read at once, over all rows of a batch
 _AT_ONCE = 16384
-#: series that are searched for a period at most
-_SEARCHED = 200
 
 
 def _answer(
@@ -208,40 +206,3 @@ def rolling_answers(
     chosen = torch.from_numpy(real)
     found, rows = answers_of(model, steps, torch.from_numpy(origin), torch.from_numpy(about[real]), params[chosen])
     return with_season(found, panel, model.config.targets, panel.times[rows]), rows
-
-
-def with_season(found: Answers, panel: Panel, channels: Sequence[int], time: Floats) -> Answers:
-    """With the value one period before, where a period shows in a channel.
-
-    Args:
-        found: What was forecast.
-        panel: The series.
-        channels: The panel's channel of each output.
-        time: (N,) of the values that were forecast.
-    """
-    spans = [slice(*span) for span in zip(panel.starts[:-1], panel.starts[1:], strict=True)]
-    longest = sorted(spans, key=lambda span: span.start - span.stop)[:_SEARCHED]
-    season = np.full(len(time), np.nan)
-    for output, channel in enumerate(channels):
-        values = panel.values[:, channel]
-        step = _usual_gap([panel.times[one][~np.isnan(values[one])] for one in longest])
-        if step is None:
-            continue
-        period = period_of([panel.times[one] for one in longest], [values[one] for one in longest], step)
-        if period is None:
-            continue
-        chosen = np.flatnonzero(found.channel == output)
-        chosen = chosen[np.argsort(found.series[chosen], kind="stable")]
-        for rows in np.split(chosen, np.flatnonzero(np.diff(found.series[chosen])) + 1):
-            if len(rows):
-                one = spans[found.series[rows[0]]]
-                asked = time[rows] - found.horizon[rows]
-                season[rows] = seasonal_values(panel.times[one], values[one], asked, time[rows], period, step)
-    if np.isnan(season).all():
-        return found
-    return found._replace(baselines={**found.baselines, SEASON: season})
-
-
-def _usual_gap(times: Sequence[Floats]) -> float | None:
-    gaps = np.concatenate([np.diff(one) for one in times]) if times else np.zeros(0)
-    return float(np.median(gaps)) if len(gaps) else None

@@ -12,11 +12,10 @@ import numpy as np
 from glissando.errors import ConfigError, NotFiniteError
 from glissando.run_files import require_texts
 from glissando.runs import Run
-from glissando.series.answers import Scored, logits
+from glissando.series.answers import Scored, answered, logits, measure
 from glissando.series.asking import rolling_answers
 from glissando.series.batches import Ints, Windows
 from glissando.series.forecast import SeriesRun, answer_table, require_absent, write_table
-from glissando.series.measuring import answered, measure
 from glissando.series.panel import Panel
 from glissando.series.scores import Answers
 from glissando.series.task import prepare, windows_of

@@ -12,11 +12,10 @@ import torch.nn.functional as F
 from glissando.config import options, recorded
 from glissando.errors import ConfigError
 from glissando.runs import Run
-from glissando.series.answers import Scored, advance, answers, call, classified, measured, standard
+from glissando.series.answers import Scored, advance, answers, call, classified, measure, measured, standard
 from glissando.series.batches import Batch, Scales, Steps, Windows, require_near, scales
 from glissando.series.history import Past, own
 from glissando.series.inspection import FAR, robust
-from glissando.series.measuring import measure
 from glissando.series.model import SeriesConfig, SeriesModel
 from glissando.series.options import SeriesData
 from glissando.series.panel import Encoding, Panel, parts

@@ -54,40 +54,16 @@ class SeriesServer(TableServer):
         }, live
 
     def _row(self, body: ObserveBody) -> dict[str, Any]:
-        """The observation as a row of the run's table. Raises BadRequestError, with the column, for what is none."""
-        data, encoding, scales = self.run.data, self.run.encoding, self.run.scales
+        """The observation as a row of the run's table, whose cells are checked when it is read. Raises BadRequestError
+        for a column that the model does not read, and for a time that is missing."""
+        data, encoding = self.run.data, self.run.encoding
         channels = [*encoding.columns, *encoding.categorical]
-        needed = [*encoding.static, *encoding.static_categorical, *encoding.future]
+        known = [*channels, *encoding.static, *encoding.static_categorical, *encoding.future]
         for name in body.values:
-            if name not in channels and name not in needed:
-                close = nearest(name[:60], [*channels, *needed])
-                hint = f"did you mean {close!r}?" if close else f"the model reads {', '.join([*channels, *needed])}"
+            if name not in known:
+                close = nearest(name[:60], known)
+                hint = f"did you mean {close!r}?" if close else f"the model reads {', '.join(known)}"
                 raise BadRequestError(f"values: there is no column {name[:60]!r}; {hint}", "values")
-        for name in needed:
-            if name not in body.values:
-                raise BadRequestError(
-                    f"values: {name!r} is missing, and the model reads it with every observation: give it"
-                    + ("" if name in encoding.future else ", or null where it is not known"),
-                    "values",
-                )
-        numbers = {
-            name: (float(mean), float(scale))
-            for names, means, deviations in (
-                (encoding.columns, scales.input_mean, scales.input_scale),
-                (encoding.static, scales.static_mean, scales.static_scale),
-                (encoding.future, scales.future_mean, scales.future_scale),
-            )
-            for name, mean, scale in zip(names, means, deviations, strict=True)
-        }
-        for name, (mean, scale) in numbers.items():
-            value = body.values.get(name)
-            if isinstance(value, str | bool) or (value is None and name in encoding.future):
-                null = "" if name in encoding.future else ", or null where nothing was observed"
-                raise BadRequestError(
-                    f"values: {name!r} is {str(value)[:60]!r}, and a number is expected{null}; in training it was "
-                    f"{mean:.4g} with a deviation of {scale:.4g}",
-                    "values",
-                )
         if (body.time is None) != (data.time is None):
             fix = f"leave it out: the table had no {body.time!r}" if data.time is None else f"give {data.time}"
             raise BadRequestError(f"time: {fix}", "time")
