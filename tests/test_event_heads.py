@@ -8,7 +8,8 @@ import torch
 from scipy import special, stats
 
 from glissando.errors import ConfigError
-from glissando.events.heads import WAITS, Waits, _log_normal_between, make_waits
+from glissando.events.heads import WAITS, Waits, _log_normal_between
+from glissando.events.model import EventModel
 
 NAMES = list(WAITS)
 
@@ -17,7 +18,7 @@ def head(
     name: str, kinds: int = 3, features: int = 5, seed: int = 0, centre: float = 0.4, spread: float = 1.7
 ) -> Waits:
     torch.manual_seed(seed)
-    made = make_waits(name, features, kinds, components=4).double()
+    made = WAITS[name](features, kinds, components=4).double()
     made.set_scales(centre, spread)
     return made
 
@@ -214,5 +215,5 @@ def test_one_kind_is_certain_and_a_new_head_covers_the_waits_that_it_was_scaled_
 
 
 def test_a_head_that_does_not_exist_is_an_error_with_the_names() -> None:
-    with pytest.raises(ConfigError, match="head 'weibull' of events is none of mixture, intensity"):
-        make_waits("weibull", 4, 2)
+    with pytest.raises(ConfigError, match=r"model\.head: expected 'mixture' or 'intensity', got 'weibull'"):
+        EventModel.from_config({"kinds": 2, "codes": 4, "head": "weibull"})

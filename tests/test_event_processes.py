@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from glissando.errors import ConfigError
+from glissando.errors import UnknownNameError
 from glissando.events.example import drawn, table
 from glissando.events.processes import PROCESSES, Hawkes, process_of
 from tests.point_processes import ALL
@@ -105,5 +105,5 @@ def test_a_table_has_the_truth_of_the_times_that_it_holds() -> None:
 
 
 def test_an_unknown_process_is_an_error_with_the_nearest_name() -> None:
-    with pytest.raises(ConfigError, match="process 'hawks1' is none of hawkes1, hawkes5"):
+    with pytest.raises(UnknownNameError, match=r"unknown process 'hawks1'\. Did you mean 'hawkes1'"):
         process_of("hawks1")

@@ -156,5 +156,3 @@ def test_what_cannot_be_asked_is_refused() -> None:
         make_head("gaussian").quantile(torch.ones(1, 1, 2), [0.5, 1.0])
     with pytest.raises(ConfigError, match="ascending"):
         make_head("quantiles", [0.5, 0.1])
-    with pytest.raises(ConfigError, match="none of point, quantiles, gaussian, student"):
-        make_head("normal")

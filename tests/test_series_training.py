@@ -604,7 +604,7 @@ def test_columns_are_named_as_the_file_names_them(given, tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["trian"], "action 'trian' is none of train, evaluate, predict, serve, export, example"),
+        (["trian"], "unknown action 'trian'. Did you mean 'train'?"),
         (["train"], "--out is missing"),
         (["train", "--out", "x"], "data.path is missing"),
         (["train", "somewhere", "--out", "x"], "`series train` takes no 'somewhere'"),

@@ -20,7 +20,7 @@ from glissando.cli.options import (
     whole,
 )
 from glissando.config import flat, hints_of, merge
-from glissando.errors import ConfigError, nearest
+from glissando.errors import ConfigError, unknown_name
 from glissando.presets import load_preset
 from glissando.yaml_files import read_options
 
@@ -66,11 +66,7 @@ def run_action(options: Options, command: str, actions: Actions) -> None:
     """Do what is asked for. Raise ConfigError for an action that the command has not, an option that is not the
     action's, and a run that is missing or too many."""
     if options.action not in actions:
-        close = nearest(options.action, actions)
-        raise ConfigError(
-            f"action {options.action!r} is none of {', '.join(actions)}"
-            + (f". Did you mean {close!r}?" if close else "")
-        )
+        raise unknown_name("action", options.action, actions)
     action, taken = actions[options.action]
     for name in options.given:
         dotted = name.partition(".")[0] in ("model", "data", "training")

@@ -23,8 +23,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from glissando.errors import ConfigError
-
 #: the parameters of a head at steps (...): tensors (..., one or two dimensions more)
 Params = tuple[Tensor, ...]
 #: the smallest deviation of a log-normal, in units of `spread`, and the smallest hazard, in events a typical wait
@@ -278,13 +276,6 @@ class Intensity(Waits):
 
 
 WAITS: dict[str, type[Mixture] | type[Intensity]] = {"mixture": Mixture, "intensity": Intensity}
-
-
-def make_waits(name: str, features: int, kinds: int, components: int = 8) -> Waits:
-    """The head of a name in WAITS."""
-    if name not in WAITS:
-        raise ConfigError(f"head {name!r} of events is none of {', '.join(WAITS)}")
-    return WAITS[name](features, kinds, components)
 
 
 def _wide(raw: Tensor) -> Tensor:

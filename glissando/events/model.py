@@ -23,7 +23,7 @@ from glissando.backbone import BackboneConfig, ModelState
 from glissando.config import options, starting
 from glissando.errors import InputError
 from glissando.events.batches import Targets
-from glissando.events.heads import Params, Waits, make_waits
+from glissando.events.heads import WAITS, Params, Waits
 from glissando.initialization import Scheme
 from glissando.mixers import MIXERS, Context, LiquidConfig, Memo
 from glissando.mixers.liquid.scan import require_time
@@ -111,7 +111,7 @@ class EventModel(TableModel):
         self.embedding = nn.Embedding(config.codes, width)
         self.categories = nn.ModuleList(nn.Embedding(size, width) for size in config.mark_categories)
         self._build(config, width)
-        self.head: Waits = make_waits(config.head, width, config.kinds, config.components)
+        self.head: Waits = WAITS[config.head](width, config.kinds, config.components)
         self.tie = nn.Linear(width, 1 + config.kinds) if config.ties else None
         self._scaled(numbers)
         for name, value in {"time_scale": 1.0, "log_mean": 0.0, "log_scale": 1.0}.items():

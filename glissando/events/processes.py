@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from glissando.errors import ConfigError, nearest
+from glissando.errors import unknown_name
 
 
 class Truth(NamedTuple):
@@ -102,8 +102,5 @@ PROCESSES: dict[str, Hawkes] = {
 def process_of(name: str) -> Hawkes:
     """The process of a name in PROCESSES."""
     if name not in PROCESSES:
-        close = nearest(name, PROCESSES)
-        raise ConfigError(
-            f"process {name!r} is none of {', '.join(PROCESSES)}" + (f". Did you mean {close!r}?" if close else "")
-        )
+        raise unknown_name("process", name, PROCESSES)
     return PROCESSES[name]
