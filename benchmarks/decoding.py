@@ -1,18 +1,20 @@
-"""Decoding: tokens of one text, drawn at temperature 0.8, by the compiled step and by the plain one in turns."""
+"""Decoding: tokens of one text at temperature 0.8, by the compiled step and by the plain one, and by `generate` and
+`stream` beside the compiled step alone; in turns, by the CPU time of one thread."""
 
 from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from itertools import islice
 
 import torch
 
 from benchmarks.speed import Row, random_bytes
+from glissando.data.tokenizers import ByteTokenizer
 from glissando.decoding.steps import Kind
-from glissando.generation import Continuation, Sampling
+from glissando.generation import Continuation, Sampling, generate, stream
 from glissando.model import LanguageModel
 from glissando.state import State
 
@@ -47,9 +49,9 @@ def decoding(preset: str, context: int, rounds: int) -> Row:
     for _ in range(rounds):
         turn = {}
         for step, text in running.items():
-            began = time.perf_counter()
+            began = time.process_time()
             list(islice(text, _TOKENS))
-            turn[step] = (time.perf_counter() - began) / _TOKENS
+            turn[step] = (time.process_time() - began) / _TOKENS
         seconds.append(turn)
     compiled, plain = (statistics.median(1 / turn[step] for turn in seconds) for step in kinds)
     ratio = statistics.median(turn["plain"] / turn["compiled"] for turn in seconds)
@@ -59,7 +61,47 @@ def decoding(preset: str, context: int, rounds: int) -> Row:
     return Row(name, compiled, plain, "tokens/s", ratio, wanted, goal is None or ratio >= goal, "plain step")
 
 
+#: presets whose public calls are timed, the public calls, and the least share of the step's own rate
+PUBLIC = ("transformer-nano", "liquid-ssm-nano", "spectral-delta-nano", "tauformer-nano", "composite-nano")
+CALLS: dict[str, Callable[..., object]] = {"generate": generate, "stream": lambda *a, **o: list(stream(*a, **o))}
+_SHARE = 0.7
+
+
+def public(preset: str, call: str, rounds: int) -> Row:
+    """Tokens/s of a public call behind 64 bytes, its prompt not counted, beside those of `Decoder.step`."""
+    from glissando.decoding.decoder import Decoder
+
+    tokenizer = ByteTokenizer()
+    tokenizer.eos_id = (
+        tokenizer.vocab_size
+    )  # an id of its own, which is read and never drawn: every text has its length
+    model = LanguageModel.from_preset(preset, vocab_size=tokenizer.vocab_size + 1).eval()
+    model.tokenizer = tokenizer
+    decoder, ids, count = Decoder(model), torch.ones(1, dtype=torch.int64), 8 * _TOKENS
+
+    def public_seconds(tokens: int) -> float:
+        began = time.process_time()
+        CALLS[call](model, "a" * 64, max_tokens=tokens)
+        return time.process_time() - began
+
+    def step_seconds() -> float:
+        with torch.no_grad():
+            _, state = model(random_bytes(1, 64), model.init_state(1))
+        rows = decoder.rows(state, count)
+        began = time.process_time()
+        for _ in range(count):
+            decoder.step(ids, rows)
+        return time.process_time() - began
+
+    pairs = [(public_seconds(count + 1) - public_seconds(1), step_seconds()) for _ in range(rounds + 1)][1:]
+    ours, step = (statistics.median(count / seconds[side] for seconds in pairs) for side in (0, 1))
+    ratio = statistics.median(seconds[1] / seconds[0] for seconds in pairs)
+    name = f"{call} {preset} behind 64"
+    return Row(name, ours, step, "tokens/s", ratio, f"{_SHARE:g}x", ratio >= _SHARE, "step alone")
+
+
 ROWS = {f"decoding-{preset}-{context}": partial(decoding, preset, context) for preset, context in GOALS}
+ROWS |= {f"decoding-{call}-{preset}": partial(public, preset, call) for preset in PUBLIC for call in CALLS}
 
 
 def flat(rounds: int) -> Row:

@@ -269,10 +269,13 @@ def stream(
     temperature: float = 0.8,
     top_k: int | None = None,
     top_p: float | None = None,
+    min_p: float = 0.0,
     seed: int = 0,
     frequency_penalty: float = 0.0,
     presence_penalty: float = 0.0,
+    repetition_penalty: float = 1.0,
     logit_bias: Mapping[int, float] | None = None,
+    allowed: Sequence[int] | None = None,
     stop: str | Sequence[str] = (),
     control: Control | Callable[[], Control] | None = None,
     when_full: Callable[[], None] | None = None,
@@ -292,10 +295,13 @@ def stream(
         temperature: Logits are divided by it; 0 chooses the most likely token.
         top_k: Sample only from the k most likely tokens.
         top_p: Sample only from the most likely tokens that together have this probability.
+        min_p: Sample only from tokens at least this many times as likely as the most likely one.
         seed: Seed of sampling; without effect if `state` is given.
         frequency_penalty: Subtracted from a token's logit each time that the token was generated.
         presence_penalty: Subtracted from the logit of every token that was generated, once.
-        logit_bias: Added to the logits of tokens, by id: {7: -100.0} never generates token 7.
+        repetition_penalty: Divides positive logits of tokens that were generated, and multiplies negative ones.
+        logit_bias: Added to the logits of tokens, by id: {7: -math.inf} never generates token 7.
+        allowed: Ids of the only tokens that are generated.
         stop: A text, or several, before which the text ends.
         control: Values of dials by name, {"mood": 0.7} (others are 0), or all values in the model's order. A function
             is called before each token, so a dial can be turned while text streams.
@@ -314,12 +320,14 @@ def stream(
     Raises:
         ConfigError: The model has no tokenizer, or an argument has an impossible value.
     """
-    biases = tuple((logit_bias or {}).items())
-    sampling = Sampling(temperature, top_k, top_p, seed, frequency_penalty, presence_penalty, biases)
+    sampling = Sampling(
+        temperature, top_k, top_p, seed, frequency_penalty, presence_penalty, tuple((logit_bias or {}).items()),
+        min_p, repetition_penalty, None if allowed is None else tuple(allowed),
+    )  # fmt: skip
     if (resumable or state is not None) and sampling.counts_tokens:
         raise ConfigError(
-            "frequency_penalty and presence_penalty count all tokens of a text, which the state of a stream does not "
-            "keep: leave them out, or stream without state and resumable"
+            "frequency_penalty, presence_penalty and repetition_penalty count all tokens of a text, which the state of "
+            "a stream does not keep: leave them out, or stream without state and resumable"
         )
     prompts = _texts([prompt], "prompt")
     texts = _Texts(model, prompts, max_tokens, sampling, stop, control, when_full, step, lookup, state, not resumable)
@@ -334,10 +342,13 @@ def generate(
     temperature: float = 0.8,
     top_k: int | None = None,
     top_p: float | None = None,
+    min_p: float = 0.0,
     seed: int = 0,
     frequency_penalty: float = 0.0,
     presence_penalty: float = 0.0,
+    repetition_penalty: float = 1.0,
     logit_bias: Mapping[int, float] | None = None,
+    allowed: Sequence[int] | None = None,
     stop: str | Sequence[str] = (),
     control: Control | None = None,
     when_full: Callable[[], None] | None = None,
@@ -356,8 +367,10 @@ def generate(
         One continuation for each prompt.
     """
     several = _texts(prompts, "prompts")
-    biases = tuple((logit_bias or {}).items())
-    sampling = Sampling(temperature, top_k, top_p, seed, frequency_penalty, presence_penalty, biases)
+    sampling = Sampling(
+        temperature, top_k, top_p, seed, frequency_penalty, presence_penalty, tuple((logit_bias or {}).items()),
+        min_p, repetition_penalty, None if allowed is None else tuple(allowed),
+    )  # fmt: skip
     if lookup and len(several) > 1:
         return [
             _Texts(

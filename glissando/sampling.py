@@ -26,11 +26,12 @@ _BLOCK = 64
 class Sampling:
     """How the next token is drawn from the logits z, in float64.
 
-    With c[v], how often token v was generated in the row so far, its prompt not counted, the logits become
+    c[v] is how often token v was generated in the row so far, its prompt not counted. Where c[v] > 0, a positive z[v]
+    is divided by repetition_penalty, another is multiplied by it; then the logits become
 
         z[v] - (frequency_penalty * c[v] + presence_penalty * (c[v] > 0)) + logit_bias[v]
 
-    as in OpenAI's API, and then w = exp((z - max z) / temperature). The token is the first, in the order of the ids,
+    as in OpenAI's API, and w = exp((z - max z) / temperature). The token is the first, in the order of the ids,
     whose cumulative weight is above u * (sum of all weights), with a number u in [0, 1) from the row's generator.
 
     temperature  0 takes the likeliest token, of equal ones the first, and no random number
@@ -39,6 +40,7 @@ class Sampling:
     min_p        then, only tokens at least this many times as likely as the likeliest
     seed         row r draws from a generator of its own, seeded with seed + r
     logit_bias   pairs of a token id and what is added to its logit; -inf never draws it
+    allowed      ids; no others are drawn
     """
 
     temperature: float = 0.8
@@ -49,6 +51,8 @@ class Sampling:
     presence_penalty: float = 0.0
     logit_bias: tuple[tuple[int, float], ...] = ()
     min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    allowed: tuple[int, ...] | None = None
 
     def __post_init__(self) -> None:
         if not 0 <= self.temperature < math.inf:  # nor NaN
@@ -64,6 +68,10 @@ class Sampling:
         for name in ("frequency_penalty", "presence_penalty"):
             if not math.isfinite(getattr(self, name)):
                 raise ConfigError(f"{name} must be a finite number, such as 0.5, got {getattr(self, name)}")
+        if not 0 < self.repetition_penalty < math.inf:
+            raise ConfigError(
+                f"repetition_penalty must be above 0 and finite, such as 1.1, got {self.repetition_penalty}"
+            )
         for token, bias in self.logit_bias:
             if not (isinstance(token, Integral) and token >= 0 and isinstance(bias, Real) and bias < math.inf):
                 raise ConfigError(
@@ -74,7 +82,11 @@ class Sampling:
     @property
     def counts_tokens(self) -> bool:
         """Whether a draw depends on the tokens generated before it."""
-        return bool(self.frequency_penalty or self.presence_penalty)
+        return bool(self.frequency_penalty or self.presence_penalty or self.repetition_penalty != 1)
+
+    @property
+    def has_biases(self) -> bool:
+        return bool(self.logit_bias or self.allowed is not None)
 
     @property
     def is_random(self) -> bool:
@@ -82,25 +94,29 @@ class Sampling:
         return self.temperature > 0
 
     def bias(self, size: int) -> Any:
-        """logit_bias as an array (size,) float64.
+        """What is added to each logit (size,), float64.
 
-        Raises ConfigError for a bias of a token that there is not, or where every token is forbidden.
+        Raises ConfigError for a token that there is not, or where none is left.
         """
-        biases = np.zeros(size)
+        biases = np.full(size, 0.0 if self.allowed is None else -math.inf)
+        for name, tokens in (("allowed", self.allowed or ()), ("logit_bias", [token for token, _ in self.logit_bias])):
+            if outside := [token for token in tokens if not 0 <= token < size]:
+                raise ConfigError(f"{name} has the token {outside[0]}, outside the vocabulary of {size}")
+        biases[list(self.allowed or ())] = 0.0
         for token, bias in self.logit_bias:
-            if token >= size:
-                raise ConfigError(f"logit_bias has the token {token}, outside the vocabulary of {size}")
             biases[token] += bias
         if np.isneginf(biases).all():
-            raise ConfigError("logit_bias is -inf for every token of the vocabulary, so that none can be drawn")
+            raise ConfigError("no token is left to draw: allow one whose logit_bias is not -inf")
         return biases
 
     def shifted(self, logits: Tensor, counts: Tensor | None = None) -> Tensor:
         """Logits (..., V) in float64 after penalties and biases; counts (..., V) of the tokens generated so far."""
         z = logits.double()
         if counts is not None:
+            repeated = (z / self.repetition_penalty).where(z > 0, z * self.repetition_penalty)
+            z = repeated.where(counts > 0, z)
             z = z - (self.frequency_penalty * counts.double() + self.presence_penalty * (counts > 0).double())
-        return z + torch.from_numpy(self.bias(z.shape[-1])) if self.logit_bias else z
+        return z + torch.from_numpy(self.bias(z.shape[-1])) if self.has_biases else z
 
     def weights(self, logits: Tensor, counts: Tensor | None = None) -> Tensor:
         """w (..., V) float64, 0 where a token is not drawn, on the CPU; the reference of `draw_row`, to the last bit.
@@ -188,13 +204,14 @@ class Sampler:
         self.rows, self.known = list(rows), known
         every = [row.sampling for row in rows]
         self._random = any(sampling.is_random for sampling in every)
-        self._numbers = np.array(
-            [(s.temperature, s.top_p or 1.0, s.min_p, s.frequency_penalty, s.presence_penalty) for s in every]
-        ).reshape(len(rows), 5)
+        self._numbers = np.zeros((len(rows), 6))
+        for numbers, s in zip(self._numbers, every, strict=True):
+            penalties = s.frequency_penalty, s.presence_penalty, s.repetition_penalty
+            numbers[:] = s.temperature, s.top_p or 1.0, s.min_p, *penalties
         self._top_k = np.array([s.top_k or known for s in every], np.int64)
         self._counts = np.zeros((len(rows), known if any(s.counts_tokens for s in every) else 0), np.int64)
         self._biases = np.zeros((len(rows), 0))
-        if any(s.logit_bias for s in every):
+        if any(s.has_biases for s in every):
             self._biases = np.stack([s.bias(known) for s in every])
         for row, counts in zip(self.rows, self._counts, strict=True):
             if row.sampling.counts_tokens:
@@ -204,13 +221,13 @@ class Sampler:
 
     def arguments(self, count: int) -> tuple[Any, ...]:
         """What `draw_row` takes of `count` tokens a row: parameters, counts, biases and random numbers (B, count)."""
-        uniforms = np.stack([row.numbers(count) for row in self.rows]) if self._random else _NO_NUMBERS
+        uniforms = np.array([row.numbers(count) for row in self.rows]) if self._random else _NO_NUMBERS
         return self.known, self._numbers, self._top_k, self._counts, self._biases, uniforms
 
     def use(self, written: Any) -> None:
         """The tokens (B, n) were drawn, ids below 0 not."""
-        for row, tokens in zip(self.rows, written, strict=True):
-            row.use(int((tokens >= 0).sum()))
+        for row, tokens in zip(self.rows, written.tolist(), strict=True):
+            row.use(sum(token >= 0 for token in tokens))
 
     def draw(self, logits: Tensor) -> Any:
         """(B, V) logits -> (B, 1) ids int64, NOT_FINITE where a row's logits are not finite numbers."""
@@ -221,6 +238,16 @@ class Sampler:
             written = self._by_tensors(logits)
         self.use(written)
         return written
+
+    def draw_along(self, logits: Tensor, draft: Sequence[int]) -> Any:
+        """(T, V) logits of one row behind a token and behind each of a draft of T - 1 -> (1, n) ids, to the first that
+        is not the draft's."""
+        ids = [self.draw(logits[:1])]
+        for n, expected in enumerate(draft, 1):
+            if ids[-1][0, 0] != expected:
+                break
+            ids.append(self.draw(logits[n : n + 1]))
+        return np.concatenate(ids, 1)
 
     def _by_tensors(self, logits: Tensor) -> Any:
         """`draw_rows` by tensor operations."""

@@ -47,6 +47,8 @@ class TextRow:
         return text
 
     def _release(self, text: str) -> str:
+        if not (self.stops or self.held):
+            return text
         self.held += text
         found = [at for at in (self.held.find(s) for s in self.stops) if at >= 0]
         if found:

@@ -50,6 +50,7 @@ def test_the_prompt_is_not_counted(model):
 def test_the_engine_writes_what_generate_does(model):
     """Beside texts with other penalties, and with none."""
     kinds = [{}, {"frequency_penalty": 0.7}, {"presence_penalty": 1.5, "logit_bias": {101: 4.0}}]
+    kinds.append({"repetition_penalty": 1.4, "min_p": 0.1})
     engine, listeners = Engine(model), []
     for number, kind in enumerate(kinds):
         biases = tuple(kind.get("logit_bias", {}).items())
@@ -60,7 +61,7 @@ def test_the_engine_writes_what_generate_does(model):
     run_down(engine)
     expected = [generate(model, "Once upon", max_tokens=30, seed=n, **kind)[0] for n, kind in enumerate(kinds)]
     assert [each.text for each in listeners] == expected
-    assert len(set(expected)) == 3
+    assert len(set(expected)) == 4
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import math
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -43,6 +42,8 @@ def test_both_forms_draw_the_same_token(data):
         presence_penalty=data.draw(st.sampled_from([0.0, 0.7])),
         logit_bias=tuple((token, -math.inf) for token in forbidden[: known - 1]) + ((0, 0.3),) * (known % 2),
         min_p=data.draw(st.sampled_from([0.0, 0.05, 0.5, 1.0])),
+        repetition_penalty=data.draw(st.sampled_from([1.0, 1.3, 0.5])),
+        allowed=data.draw(st.sampled_from([None, tuple(range(known))])),
     )
     compiled, tensors = sampler(sampling, 3, known), sampler(sampling, 3, known)
     for _ in range(6):
@@ -78,6 +79,8 @@ def test_the_definition_by_hand():
     weights = Sampling(1.0).weights(z)[0]
     assert torch.allclose(weights, torch.tensor([e, 1.0, e * e], dtype=torch.float64), rtol=1e-15, atol=0)
     assert (Sampling(1.0, min_p=0.3).weights(z) > 0).tolist() == [[True, True, False]]
+    shifted = Sampling(repetition_penalty=2.0, allowed=(0, 1)).shifted(torch.tensor([1.0, -1.0, 3.0]), torch.ones(3))
+    assert shifted.tolist() == [0.5, -2.0, -math.inf]
 
 
 def test_the_exponential_is_one_to_rounding():
@@ -130,5 +133,10 @@ def test_a_row_without_numbers_is_reported_alone(dtype, value):
 def test_impossible_values_are_refused():
     with pytest.raises(ConfigError, match=r"min_p must be in \[0, 1\], got 1.5"):
         Sampling(min_p=1.5)
-    with pytest.raises(ConfigError, match="-inf for every token"):
-        sampler(replace(Sampling(), logit_bias=tuple((v, -math.inf) for v in range(4))), 1, 4)
+    with pytest.raises(ConfigError, match="repetition_penalty must be above 0 and finite"):
+        Sampling(repetition_penalty=0.0)
+    for nothing in ({"logit_bias": tuple((v, -math.inf) for v in range(4))}, {"allowed": ()}):
+        with pytest.raises(ConfigError, match="no token is left to draw"):
+            sampler(Sampling(**nothing), 1, 4)
+    with pytest.raises(ConfigError, match="allowed has the token 4, outside the vocabulary of 4"):
+        sampler(Sampling(allowed=(1, 4)), 1, 4)

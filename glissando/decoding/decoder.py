@@ -174,7 +174,7 @@ class Decoder:
 
     def _with_room(self, rows: Rows, count: int) -> Rows:
         """The rows with room for `count` tokens more. Raises LengthError where learned positions end."""
-        program, needed = self.program, int(rows.filled.max(initial=0)) + count
+        program, needed = self.program, max(rows.filled.tolist(), default=0) + count
         if self.max_length is not None and needed > self.max_length:
             raise LengthError(
                 f"this model has learned positions for {self.max_length} tokens, but was given {needed}. Shorten the "

@@ -25,6 +25,8 @@ from glissando.state import State
 _SAME = 3
 #: tokens that may be read ahead: a call keeps the logits of all
 _MOST = 64
+#: tokens that are written in a call where nothing is read ahead
+_BETWEEN = 8
 
 
 class Draft:
@@ -89,8 +91,22 @@ class LookupStep:
         return self._logits[:, 0]
 
     def write(self, ids: Any, control: Tensor | None, sampler: Sampler, count: int, end: int) -> Any:
-        """One token: the draft's next one is known once it is drawn."""
-        return sampler.draw(self(torch.from_numpy(ids), control))
+        if count == 1:  # whoever looks at each token may change the control before the next
+            return sampler.draw(self(torch.from_numpy(ids), control))
+        self._settle()
+        self._draft.push(int(ids[0]))
+        ahead = self._draft.propose()[: min(self._left, count) - 1]
+        if ahead:
+            logits = self._step(torch.tensor([[int(ids[0]), *ahead]]), control)[0]
+            written = sampler.draw_along(logits, ahead)
+            if unread := len(logits) - written.shape[1]:
+                self._step.rewind(unread)
+        else:
+            written = self._step.write(ids, control, sampler, min(count, _BETWEEN), end)
+        for token in written[0, :-1].tolist():
+            self._draft.push(token)
+        self._left -= written.shape[1]
+        return written
 
     def _settle(self) -> None:
         """Rewind to the last token that was asked for."""

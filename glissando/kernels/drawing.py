@@ -18,7 +18,7 @@ NOT_FINITE, ENDED = -1, -2
 def draw_row(logits, known, numbers, top_k, counts, biases, uniform, z, w, order):
     """The id drawn from logits (V,), of which `known` belong to tokens; or NOT_FINITE.
 
-    numbers (5,): temperature, top_p, min_p, frequency_penalty, presence_penalty
+    numbers (6,): temperature, top_p, min_p, frequency_penalty, presence_penalty, repetition_penalty
     counts (known,) int64, to which the token is added, and biases (known,): either may be empty
     z (known,), w (known,), order (known,): memory
     """
@@ -29,6 +29,8 @@ def draw_row(logits, known, numbers, top_k, counts, biases, uniform, z, w, order
     for v in range(known):
         z[v] = logits[v]
         if len(counts):
+            if counts[v]:
+                z[v] = z[v] / numbers[5] if z[v] > 0 else z[v] * numbers[5]
             z[v] -= numbers[3] * counts[v] + (numbers[4] if counts[v] else 0.0)
         if len(biases):
             z[v] += biases[v]

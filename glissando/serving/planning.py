@@ -111,6 +111,7 @@ class Served:
         sampling = Sampling(
             body.temperature, body.top_k, None if body.top_p == 1 else body.top_p, seed,
             body.frequency_penalty, body.presence_penalty, tuple(sorted(body.logit_bias.items())),
+            body.min_p, body.repetition_penalty,
         )  # fmt: skip
         control = dials = self.control(body.control)
         turns = [(turn.at, dials := self.turned(dials, turn.control)) for turn in sorted(body.turns, key=_at)]

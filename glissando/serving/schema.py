@@ -1,4 +1,5 @@
-"""What clients may send: OpenAI's fields, and `top_k`, `control`, `pace` and `turns`, which are this library's."""
+"""What clients may send: OpenAI's fields, `top_k`, `min_p` and `repetition_penalty` as other servers have them, and
+`control`, `pace` and `turns`, which are this library's."""
 
 from __future__ import annotations
 
@@ -91,6 +92,8 @@ class _Common(_Strict):
     logit_bias: Biases = {}
     top_p: float = Field(1.0, gt=0, le=1)
     top_k: int | None = Field(None, ge=1)
+    min_p: float = Field(0.0, ge=0, le=1)
+    repetition_penalty: float = Field(1.0, gt=0, le=2)
     n: int = Field(1, ge=1)
     seed: int | None = Field(None, ge=-_SEED, le=_SEED - 2**20)
     stop: Annotated[list[StopText], Field(max_length=16, fail_fast=True)] = []
