@@ -15,7 +15,7 @@ from torch import Tensor
 
 from glissando.data.tokenizers import Tokenizer
 from glissando.decoding.lookup import LookupStep, require_lookup
-from glissando.decoding.steps import Kind, Step, computing, require_kind, step_from
+from glissando.decoding.steps import Kind, Step, computing, read_prompts, require_kind, step_from
 from glissando.errors import ConfigError, InputError, unknown_name
 from glissando.mixers import Memo
 from glissando.model import LanguageModel
@@ -115,7 +115,7 @@ class Continuation(Iterator[list[int | None]]):
             logits = self._begin_steps(now, spare, memo, [], limits[0])(torch.tensor(prompts[0], device=device), now)
         else:
             with computing(model):
-                logits, self._state = _read_prompts(model, prompts, now, device, memo, self._state)
+                logits, self._state = read_prompts(model, prompts, now, device, memo, self._state)
         if not any(limits):
             return
         sampler = Sampler(self._rows, known_tokens(model))
@@ -172,32 +172,6 @@ def known_tokens(model: LanguageModel) -> int:
     """How many ids, from 0, the tokenizer knows: there are more logits once a vocabulary has grown."""
     size = model.config.vocab_size
     return size if model.tokenizer is None else min(size, model.tokenizer.vocab_size)
-
-
-def _read_prompts(
-    model: LanguageModel,
-    prompts: Sequence[Sequence[int]],
-    control: Tensor | None,
-    device: torch.device,
-    memo: Memo,
-    state: State = None,
-) -> tuple[Tensor, State]:
-    """Logits after each prompt (B, V) and the state there, prompts of different length padded and masked."""
-    if not prompts:
-        raise ConfigError("prompts is an empty list; give one text, or several")
-    if any(len(p) == 0 for p in prompts):
-        raise ConfigError("a prompt is empty; begin with the tokenizer's eos_id, which precedes every text")
-    longest = max(map(len, prompts))
-    lengths = torch.tensor([len(p) for p in prompts], device=device)
-    ids = torch.zeros(len(prompts), longest, dtype=torch.int64, device=device)
-    for row, prompt in enumerate(prompts):
-        ids[row, : len(prompt)] = torch.tensor(prompt)
-    ragged = bool((lengths < longest).any())
-    mask = torch.arange(longest, device=device) < lengths.unsqueeze(1) if ragged else None
-    state = model.init_state(len(prompts)) if state is None else state
-    features, state = model.features(ids, state, mask=mask, control=control, donate=True, memo=memo)
-    last = features[torch.arange(len(prompts), device=device), lengths - 1]
-    return model.logits(last), state
 
 
 def control_values(model: LanguageModel, control: Control) -> list[float]:

@@ -217,3 +217,29 @@ def computing(model: LanguageModel) -> Iterator[None]:
     finally:
         for module in training:
             module.training = True
+
+
+def read_prompts(
+    model: LanguageModel,
+    prompts: Sequence[Sequence[int]],
+    control: Tensor | None,
+    device: torch.device,
+    memo: Memo,
+    state: State = None,
+) -> tuple[Tensor, State]:
+    """Logits after each prompt (B, V) and the state there, prompts of different length padded and masked."""
+    if not prompts:
+        raise ConfigError("prompts is an empty list; give one text, or several")
+    if any(len(p) == 0 for p in prompts):
+        raise ConfigError("a prompt is empty; begin with the tokenizer's eos_id, which precedes every text")
+    longest = max(map(len, prompts))
+    lengths = torch.tensor([len(p) for p in prompts], device=device)
+    ids = torch.zeros(len(prompts), longest, dtype=torch.int64, device=device)
+    for row, prompt in enumerate(prompts):
+        ids[row, : len(prompt)] = torch.tensor(prompt)
+    ragged = bool((lengths < longest).any())
+    mask = torch.arange(longest, device=device) < lengths.unsqueeze(1) if ragged else None
+    state = model.init_state(len(prompts)) if state is None else state
+    features, state = model.features(ids, state, mask=mask, control=control, donate=True, memo=memo)
+    last = features[torch.arange(len(prompts), device=device), lengths - 1]
+    return model.logits(last), state
