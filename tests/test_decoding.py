@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from dataclasses import replace
 
 import numpy as np
@@ -315,3 +317,18 @@ def test_rows_that_are_kept_after_their_caches_grew_are_read_and_written_in_thei
     for _ in range(200):
         decoder.step(torch.tensor([1]), rows)
     assert int(rows.filled.max()) == rows.capacity == 64
+
+
+def test_rows_are_freed_without_a_collection_of_garbage():
+    """A state that was asked for kept them: a server went far beyond its memory."""
+    model = build("mixer:attention-grouped", torch.float32)
+    decoder = Decoder(model)
+    rows = decoder.rows(model.init_state(2))
+    array = weakref.ref(rows.filled)
+    gc.disable()
+    try:
+        decoder.state(rows)
+        del rows
+        assert array() is None
+    finally:
+        gc.enable()

@@ -106,20 +106,7 @@ class Decoder:
 
     def state(self, rows: Rows) -> State:
         """The model's own state after the tokens that `rows` have read, in memory of its own."""
-
-        def value(slot: Any) -> Any:
-            if slot is None:
-                return None
-            if not isinstance(slot, Slot):
-                children = [value(child) for child in slot]
-                return type(slot)(*children) if hasattr(slot, "_fields") else tuple(children)
-            if slot.array == "filled":
-                return torch.from_numpy(rows.filled.copy())
-            is_cache = slot.array in ("slots", "exact_slots")
-            values = _cached(rows, slot, int(rows.filled.max(initial=0))) if is_cache else _view(rows, slot)
-            return torch.from_numpy(values.copy())
-
-        return value(self.program.state)
+        return _values(rows, self.program.state)
 
     # ------------------------------------------------------------------ steps
 
@@ -228,6 +215,20 @@ class Decoder:
 _NO_CONTROL = np.zeros((1, 1), np.float32)
 #: what stands for the arguments of drawing in a step that draws nothing
 _NOT_DRAWN = (*Sampler([], 0).arguments(0), -1, np.empty((0, 0), np.int64))
+
+
+def _values(rows: Rows, slot: Any) -> Any:
+    """A tree of slots with their values. A closure that called itself would keep `rows` until garbage is collected."""
+    if slot is None:
+        return None
+    if not isinstance(slot, Slot):
+        children = [_values(rows, child) for child in slot]
+        return type(slot)(*children) if hasattr(slot, "_fields") else tuple(children)
+    if slot.array == "filled":
+        return torch.from_numpy(rows.filled.copy())
+    is_cache = slot.array in ("slots", "exact_slots")
+    values = _cached(rows, slot, int(rows.filled.max(initial=0))) if is_cache else _view(rows, slot)
+    return torch.from_numpy(values.copy())
 
 
 def _limits(model: LanguageModel) -> tuple[int, int | None]:
