@@ -78,10 +78,14 @@ def publishing(target: str | Path, manifest: bool = True) -> Iterator[Path]:
 
 @contextlib.contextmanager
 def in_turn(folder: Path) -> Iterator[None]:
-    """One process of this machine after another."""
-    folder.parent.mkdir(parents=True, exist_ok=True)
+    """One process of this machine after another. Raises RunError where nothing can be written beside `folder`."""
     lock = folder.with_name(f".{folder.name}.lock")
-    with lock.open("w", encoding="utf-8") as file, contextlib.ExitStack() as stack:
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        opened = lock.open("w", encoding="utf-8")
+    except OSError as error:
+        raise RunError(f"cannot write {lock} ({error.strerror}): choose a writable place") from error
+    with opened as file, contextlib.ExitStack() as stack:
         with contextlib.suppress(ImportError, OSError):  # Windows, and file systems without locks
             import fcntl
 
@@ -92,16 +96,24 @@ def in_turn(folder: Path) -> Iterator[None]:
 
 def kept(folder: Path, fill: Callable[[Path], None]) -> Path:
     """The directory `folder` as `fill` makes it: checked at every use, and made where it is not there; a damaged one is
-    made again, and a warning is logged. Raises as `publishing`."""
+    made again, and a warning is logged. A whole one may lie where nothing can be written. Raises as `publishing`."""
+    if _is_whole(folder):
+        return folder
     with in_turn(folder):
-        try:
-            verify_manifest(folder)
-        except RunError:
+        if not _is_whole(folder):  # another process may have made it meanwhile
             if folder.exists():
                 _log.warning("%s is damaged: it is made again", folder)
             with publishing(folder) as new:
                 fill(new)
     return folder
+
+
+def _is_whole(folder: Path) -> bool:
+    try:
+        verify_manifest(folder)
+    except RunError:
+        return False
+    return True
 
 
 def remove_directory(path: str | Path) -> None:

@@ -253,3 +253,23 @@ def test_files_carry_the_umask(tmp_path):
     finally:
         os.umask(before)
     assert {path.stat().st_mode & 0o777 for path in tmp_path.iterdir()} == {0o644}
+
+
+def test_a_kept_folder_that_is_whole_needs_no_place_to_write(tmp_path, monkeypatch):
+    def fill(folder):
+        (folder / "ids").write_bytes(b"1")
+
+    storage.kept(tmp_path / "a", fill)
+    (tmp_path / ".a.lock").unlink()
+
+    whole = Path.open
+
+    def refuse(path, mode="w", **more):
+        if "w" in mode:
+            raise OSError(errno.EROFS, "Read-only file system")
+        return whole(path, mode, **more)
+
+    monkeypatch.setattr(Path, "open", refuse)
+    assert storage.kept(tmp_path / "a", fill) == tmp_path / "a"
+    with pytest.raises(RunError, match=r"cannot write .*\.b\.lock \(Read-only file system\)"):
+        storage.kept(tmp_path / "b", fill)
