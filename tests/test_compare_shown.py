@@ -33,6 +33,7 @@ SMALL: dict[str, Any] = {
     "training": {"log_every": 1, "schedule": {"warmup_steps": 2}},
     "contexts": [8],
 }
+ASKED = ["transformer-nano", "tauformer-nano", "liquid-ssm-nano", "delta-nano"]
 
 
 def toy(path: Path) -> Any:
@@ -119,7 +120,7 @@ def test_speed_says_what_it_measures(tmp_path, monkeypatch):
 
 def test_a_comparison_that_takes_too_long_has_fewer_models_and_a_smaller_budget(tmp_path, monkeypatch):
     asked = comparison(tmp_path, **SMALL)
-    asked.given = ["transformer-nano", "tauformer-nano", "liquid-ssm-nano", "delta-nano"]
+    asked.given = [*ASKED]
     asked.budget = Amount("tokens", 13000.0)
     asked.check()
     asked.write_plan()
@@ -134,8 +135,34 @@ def test_a_comparison_that_takes_too_long_has_fewer_models_and_a_smaller_budget(
     assert (shorter.names, shorter.budget.kind) == (asked.names[:3], "tokens")
     assert shorter.budget.value == pytest.approx(13000 * 30 / (3 * 13 * 1.3), rel=0.05)
     shorter.write_plan()
-    again = duration.resumed(comparison(tmp_path, **SMALL))
+    again = comparison(tmp_path, **SMALL)
+    again.given, again.budget = [*ASKED], Amount("tokens", 13000.0)
+    assert duration.resumed(again) is again
     assert (again.names, again.budget) == (shorter.names, shorter.budget)
+    # what a training has begun with stays, although this machine is slower now
+    config = again.run_jobs(dict.fromkeys(again.names, 1e-3))[0].path(again.directory) / CONFIG
+    config.parent.mkdir(parents=True)
+    config.touch()
+    with contextlib.closing(Log(again.out, said)) as shown:
+        assert duration.fitted(again, 3, shown) is again
+
+
+@pytest.mark.parametrize(
+    ("models", "budget"),
+    [
+        ([*ASKED[1:], ASKED[0]], Amount("tokens", 13000.0)),
+        (ASKED, Amount("steps", 13000.0)),
+        (ASKED, Amount("tokens", 90.0)),
+    ],
+)
+def test_a_plan_of_another_command_is_not_taken_up(models, budget, tmp_path):
+    before = comparison(tmp_path, **SMALL)
+    before.given, before.budget = ASKED[:3], Amount("tokens", 9000.0)
+    before.write_plan()
+    again = comparison(tmp_path, **SMALL)
+    again.given, again.budget = models, budget
+    duration.resumed(again)
+    assert (again.names, again.budget) == (models, budget)
 
 
 def test_a_terminal_shows_each_status_in_the_place_of_the_last(tmp_path):

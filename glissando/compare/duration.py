@@ -11,10 +11,11 @@ import json
 import sys
 
 from glissando.compare.log import Log
-from glissando.compare.measure import read_measured
+from glissando.compare.models import read_models
 from glissando.compare.plan import PLAN, SWEEP_SHARE, Amount, Comparison, Job
 from glissando.compare.speed import step_rate
 from glissando.compare.training import with_vocabulary
+from glissando.runs import CONFIG
 
 #: of the time of the trainings, for held-out texts, samples, and the measurement of speed
 _BESIDE = 0.3
@@ -32,10 +33,11 @@ def planned(comparison: Comparison) -> str:
 def fitted(comparison: Comparison, within: float | None, log: Log) -> Comparison:
     """The comparison, with a line of how long it takes; where that is more than `within` seconds, a shorter one.
 
-    The shorter one has the first models alone and a smaller budget. Nothing is timed where a training has ended before.
+    The shorter one has the first models alone and a smaller budget. Nothing is timed where a training has begun before:
+    what is there goes on with the budget that it has.
     """
     first = [Job("run", name, 0, comparison.rates(name)[0]) for name in comparison.names]
-    if any(read_measured(job.path(comparison.directory)) is not None for job in first):
+    if any(comparison.directory.glob(f"*/*/*/{CONFIG}")):
         return comparison
     if comparison.budget.kind not in ("tokens", "steps", "seconds"):
         return comparison
@@ -58,12 +60,18 @@ def fitted(comparison: Comparison, within: float | None, log: Log) -> Comparison
 
 
 def resumed(comparison: Comparison) -> Comparison:
-    """With the models and the budget that the same command had chosen before, from the plan in its directory."""
+    """With the models and the budget that the same command had chosen before, from the plan in its directory; a plan
+    that is no shorter form of what is asked for is of another command, and changes nothing."""
     file = comparison.directory / PLAN
-    if file.is_file():
-        plan = json.loads(file.read_bytes())
-        value, _, kind = plan["budget"].partition(" ")
-        comparison.given, comparison.budget = plan["models"], Amount(kind, float(value.replace(",", "")))
+    if not file.is_file():
+        return comparison
+    plan = json.loads(file.read_bytes())
+    value, _, kind = plan["budget"].partition(" ")
+    budget, names = Amount(kind, float(value.replace(",", ""))), list(read_models(plan["models"]))
+    asked = comparison.names in (names, [*names, *comparison.names[FEWER:]])
+    if asked and kind == comparison.budget.kind and budget.value <= comparison.budget.value:
+        comparison.given, comparison.budget = plan["models"], budget
+        del comparison.models
         print(f"as {file} has it: {planned(comparison)}", file=sys.stderr, flush=True)
     return comparison
 
