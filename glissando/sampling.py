@@ -20,6 +20,8 @@ from glissando.kernels.exponentials import HIGH64, LOG2E64, LOW64, SERIES64, SMA
 _SEEDS = (-(2**63), 2**63 - 1)
 #: random numbers that a row draws at once; what a seed gives does not depend on it
 _BLOCK = 64
+#: largest size of penalties and biases, so that no logit with them overflows
+_MOST = 1e100
 
 
 @dataclass(frozen=True)
@@ -66,18 +68,15 @@ class Sampling:
         if not (isinstance(self.seed, Integral) and _SEEDS[0] <= self.seed <= _SEEDS[1]):
             raise ConfigError(f"seed must be a whole number from -2**63 to 2**63 - 1, got {self.seed}")
         for name in ("frequency_penalty", "presence_penalty"):
-            if not math.isfinite(getattr(self, name)):
-                raise ConfigError(f"{name} must be a finite number, such as 0.5, got {getattr(self, name)}")
-        if not 0 < self.repetition_penalty < math.inf:
-            raise ConfigError(
-                f"repetition_penalty must be above 0 and finite, such as 1.1, got {self.repetition_penalty}"
-            )
-        for token, bias in self.logit_bias:
-            if not (isinstance(token, Integral) and token >= 0 and isinstance(bias, Real) and bias < math.inf):
+            if not abs(getattr(self, name)) <= _MOST:  # nor NaN
                 raise ConfigError(
-                    "logit_bias must be finite numbers, or -inf, by token id, such as {7: -100.0}, got "
-                    f"{token!r}: {bias!r}"
+                    f"{name} must be a number from -{_MOST} to {_MOST}, such as 0.5, got {getattr(self, name)}"
                 )
+        if not 1 / _MOST <= self.repetition_penalty <= _MOST:
+            raise ConfigError(
+                f"repetition_penalty must be from {1 / _MOST} to {_MOST}, such as 1.1, got {self.repetition_penalty}"
+            )
+        _require_tokens(self.logit_bias, self.allowed or ())
 
     @property
     def counts_tokens(self) -> bool:
@@ -151,6 +150,20 @@ class Sampling:
         return torch.searchsorted(cumulative, uniforms.unsqueeze(-1) * cumulative[:, -1:], right=True).squeeze(-1)
 
 
+def _require_tokens(logit_bias: tuple[tuple[int, float], ...], allowed: tuple[int, ...]) -> None:
+    """Raise ConfigError for what is no token id, and for biases that are no such numbers."""
+    for token, bias in logit_bias:
+        is_bias = isinstance(bias, Real) and (abs(bias) <= _MOST or bias == -math.inf)
+        if not (isinstance(token, Integral) and token >= 0 and is_bias):
+            raise ConfigError(
+                f"logit_bias must be numbers from -{_MOST} to {_MOST}, or -inf, by token id, such as {{7: -100.0}}, "
+                f"got {token!r}: {bias!r}"
+            )
+    for token in allowed:
+        if not isinstance(token, Integral) or isinstance(token, bool):
+            raise ConfigError(f"allowed must be token ids, which are whole numbers, such as (7, 9), got {token!r}")
+
+
 def _exp(x: Tensor) -> Tensor:
     """exp(x), x <= 0 in float64, by the operations of glissando.kernels.exponentials.exp64 and in their order."""
     y = x.clamp(min=SMALLEST64)
@@ -208,7 +221,7 @@ class Sampler:
         for numbers, s in zip(self._numbers, every, strict=True):
             penalties = s.frequency_penalty, s.presence_penalty, s.repetition_penalty
             numbers[:] = s.temperature, s.top_p or 1.0, s.min_p, *penalties
-        self._top_k = np.array([s.top_k or known for s in every], np.int64)
+        self._top_k = np.array([min(s.top_k or known, known) for s in every], np.int64)
         self._counts = np.zeros((len(rows), known if any(s.counts_tokens for s in every) else 0), np.int64)
         self._biases = np.zeros((len(rows), 0))
         if any(s.has_biases for s in every):

@@ -204,6 +204,16 @@ def test_sampling_is_each_texts_own(model):
         assert [one.text] == generate(model, ["The"], max_tokens=15, seed=1, **kind)
 
 
+def test_a_top_k_beyond_every_vocabulary_ends_no_text(model):
+    """JSON has numbers of any size; with such a one all texts of the batch failed."""
+    engine, huge = Engine(model), request_for(model, "the", 4)
+    _, [beside] = submit(engine, request_for(model, "and", 9))
+    submit(engine, replace(huge, sampling=replace(huge.sampling, top_k=10**30)))
+    run_down(engine)
+    assert beside.finish == "length"
+    assert beside.text == alone(model, request_for(model, "and", 9))[0].text
+
+
 def test_a_stop_text_ends_one_and_no_other(model):
     plain = request_for(model, "Once", 40)
     [whole] = alone(model, plain)

@@ -67,9 +67,9 @@ def test_the_engine_writes_what_generate_does(model):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"frequency_penalty": float("nan")}, "frequency_penalty must be a finite number"),
-        ({"presence_penalty": float("inf")}, "presence_penalty must be a finite number"),
-        ({"logit_bias": {-1: 1.0}}, "logit_bias must be finite numbers, or -inf, by token id"),
+        ({"frequency_penalty": float("nan")}, "frequency_penalty must be a number from -1e"),
+        ({"presence_penalty": float("inf")}, "presence_penalty must be a number from -1e"),
+        ({"logit_bias": {-1: 1.0}}, r"logit_bias must be numbers from -1e\+100 to 1e\+100, or -inf, by token id"),
         ({"logit_bias": {999: 1.0}}, "logit_bias has the token 999, outside the vocabulary of 256"),
     ],
 )

@@ -130,10 +130,32 @@ def test_a_row_without_numbers_is_reported_alone(dtype, value):
     assert ids[1] == NOT_FINITE != ids[0]
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize(
+    "options",
+    [{f"{name}_penalty": size} for name in ("frequency", "presence") for size in (1e100, -1e100)]
+    + [{"repetition_penalty": size} for size in (1e100, 1e-100)]
+    + [{"logit_bias": ((2, 1e100), (2, 1e100), (1, -1e100))}, {"top_k": 10**30}],
+)
+def test_the_largest_values_do_not_overflow(options, dtype):
+    """Where a logit overflowed, the last token was drawn, or one behind it, whatever was allowed."""
+    draws = sampler(Sampling(**options, allowed=(1, 2)), 3, 4)
+    z = torch.tensor([[1.0, 3e38, -3e38, 0.5]] * 3, dtype=dtype)
+    assert {token for _ in range(9) for [token] in draws.draw(z).tolist()} <= {1, 2}
+
+
 def test_impossible_values_are_refused():
+    for size in (2e100, -math.inf, math.nan, 10**400):
+        with pytest.raises(ConfigError, match=r"frequency_penalty must be a number from -1e\+100 to 1e\+100"):
+            Sampling(frequency_penalty=size)
+    with pytest.raises(ConfigError, match=r"logit_bias must be numbers from .*, got 7: 2e\+100"):
+        Sampling(logit_bias=((7, 2e100),))
+    for token in (1.0, "1", True):
+        with pytest.raises(ConfigError, match=f"allowed must be token ids, .*, got {token!r}"):
+            Sampling(allowed=(token,))
     with pytest.raises(ConfigError, match=r"min_p must be in \[0, 1\], got 1.5"):
         Sampling(min_p=1.5)
-    with pytest.raises(ConfigError, match="repetition_penalty must be above 0 and finite"):
+    with pytest.raises(ConfigError, match=r"repetition_penalty must be from 1e-100 to 1e\+100, such as 1.1, got 0.0"):
         Sampling(repetition_penalty=0.0)
     for nothing in ({"logit_bias": tuple((v, -math.inf) for v in range(4))}, {"allowed": ()}):
         with pytest.raises(ConfigError, match="no token is left to draw"):

@@ -93,7 +93,7 @@ class _Common(_Strict):
     top_p: float = Field(1.0, gt=0, le=1)
     top_k: int | None = Field(None, ge=1)
     min_p: float = Field(0.0, ge=0, le=1)
-    repetition_penalty: float = Field(1.0, gt=0, le=2)
+    repetition_penalty: float = Field(1.0, ge=0.01, le=2)
     n: int = Field(1, ge=1)
     seed: int | None = Field(None, ge=-_SEED, le=_SEED - 2**20)
     stop: Annotated[list[StopText], Field(max_length=16, fail_fast=True)] = []

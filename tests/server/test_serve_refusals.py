@@ -23,6 +23,7 @@ from glissando.data.tokenizers import NumberTokenizer  # noqa: E402
         ({"max_tokens": True}, "max_tokens", "valid integer"),
         ({"max_tokens": -1}, "max_tokens", "greater than or equal to 0"),
         ({"max_tokens": 10**6}, "max_tokens", "at most 50,000"),
+        ({"repetition_penalty": 1e-300}, "repetition_penalty", "greater than or equal to 0.01"),
         ({"top_p": 0}, "top_p", "greater than 0"),
         ({"n": 0}, "n", "greater than or equal to 1"),
         ({"n": 9}, "n", "more than 8 texts"),
