@@ -625,6 +625,10 @@ def test_columns_are_named_as_the_file_names_them(given, tmp_path, monkeypatch):
             "model.inputs is 4, and the table has 5",
         ),
         (
+            ["train", "--data.path", "t.csv", "--data.columns", "y", "--data.categorical", "y", "--out", "x"],
+            "t.csv has no channel of numbers, of which a model of series reads one at least, and texts in y",
+        ),
+        (
             ["train", "--data.path", "t.csv", "--model.dt", "both", "--out", "x"],
             "--model.dt: expected 'log', 'linear' or 'input', got 'both'",
         ),

@@ -163,6 +163,11 @@ class SeriesTask(TableTask):
 def build(options: Mapping[str, Any], prepared: Prepared) -> SeriesModel:
     """A new model of the table's sizes and scales."""
     found = prepared.encoding
+    if not found.columns:
+        raise ConfigError(
+            f"{prepared.panel.source} has no channel of numbers, of which a model of series reads one at least, and "
+            f"texts in {listed([*found.categorical])}: add one, or read what happened by `glissando events`"
+        )
     if not found.classes:
         options = {"head": "quantiles", **options}
     sizes: dict[str, Any] = {
