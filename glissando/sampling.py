@@ -24,6 +24,12 @@ _BLOCK = 64
 _MOST = 1e100
 
 
+def require_seed(seed: int) -> None:
+    """Raise ConfigError for what is no seed."""
+    if not (isinstance(seed, Integral) and _SEEDS[0] <= seed <= _SEEDS[1]):
+        raise ConfigError(f"seed must be a whole number from -2**63 to 2**63 - 1, got {seed}")
+
+
 @dataclass(frozen=True)
 class Sampling:
     """How the next token is drawn from the logits z, in float64.
@@ -65,8 +71,7 @@ class Sampling:
             raise ConfigError(f"top_p must be in (0, 1], got {self.top_p}")
         if not 0 <= self.min_p <= 1:
             raise ConfigError(f"min_p must be in [0, 1], got {self.min_p}")
-        if not (isinstance(self.seed, Integral) and _SEEDS[0] <= self.seed <= _SEEDS[1]):
-            raise ConfigError(f"seed must be a whole number from -2**63 to 2**63 - 1, got {self.seed}")
+        require_seed(self.seed)
         for name in ("frequency_penalty", "presence_penalty"):
             if not abs(getattr(self, name)) <= _MOST:  # nor NaN
                 raise ConfigError(

@@ -412,6 +412,9 @@ def test_predict_and_sample_have_the_users_names():
         assert last.loc[key, "expected"] == pytest.approx(count, abs=1e-12)
     with pytest.raises(ConfigError, match="samples"):
         predict(run, log, "4d", quantiles=[0.5])
+    for draw in (predict, sample):
+        with pytest.raises(ConfigError, match="seed must be a whole number from"):
+            draw(run, log, "4d", samples=2, seed=2**70)
 
 
 def test_a_future_without_end_is_an_error():

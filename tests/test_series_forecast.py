@@ -295,6 +295,7 @@ def test_the_commands_forecast_and_roll(tmp_path: Path, monkeypatch: pytest.Monk
         (["--out", "g.csv"], "say how far with --horizon"),
         (["--out", "g.csv", "--every", "1h"], "no horizon was given"),
         (["--out", "g.csv", "--horizon", "1h", "--samples", "-1"], "samples is -1"),
+        (["--out", "g.csv", "--horizon", "1h", "--samples", "2", "--seed", "1e20"], "seed must be a whole number from"),
         (["--out", "g.csv", "--horizon", "soon"], "horizon is 'soon'"),
         (["--out", "g.csv", "--horizon", "1h", "--quantiles", "2"], "2.0 is no level of a quantile"),
         (["--out", "g.csv", "--origins", "3"], "--origins is not an option of `series predict`"),

@@ -152,6 +152,7 @@ def write_answers(
         answer: Makes the table.
         *names: Options that both take.
     """
+    from glissando.sampling import require_seed
     from glissando.series.forecast import require_absent, write_table
     from glissando.series.tables import counted
 
@@ -163,6 +164,7 @@ def write_answers(
     run = kind.open(options.run).reading(options.sections.get("data", {}))
     asked = {name: getattr(options, name) for name in names}
     require_answerable(run, **asked)
+    require_seed(options.seed)
     read = run.read(options.file)
     for line in read.report:
         print(line, file=sys.stderr)

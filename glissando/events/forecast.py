@@ -13,6 +13,7 @@ from glissando.events.batches import Steps
 from glissando.events.log import EventLog
 from glissando.events.sample import Futures, ahead, futures, presents
 from glissando.events.task import EventRun
+from glissando.sampling import require_seed
 from glissando.series.forecast import answer_table, horizons
 from glissando.series.panel import Clock
 
@@ -71,6 +72,7 @@ def predict(
     shape = (len(log.names), len(times), len(kinds))
     drawn = ["expected", "probability", *(f"q{level:g}" for level in quantiles)] if samples else []
     parts = {name: np.empty(shape) for name in ("hazard", "survival", "first", *drawn)}
+    require_seed(seed)
     generator = torch.Generator().manual_seed(seed)
     for present in presents(model, log, Steps.of(log, run.encoding, run.scales), 2 * run.data.window):
         series = present.series.numpy()
@@ -121,6 +123,7 @@ def sample(run: EventRun, log: EventLog, horizon: Any, samples: int = 100, seed:
     """
     require_answerable(run, horizon, samples=samples)
     end = float(horizons(_clock(run), horizon)[-1])
+    require_seed(seed)
     generator = torch.Generator().manual_seed(seed)
     steps = Steps.of(log, run.encoding, run.scales)
     parts = [

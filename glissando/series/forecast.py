@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from glissando.errors import ConfigError, NotFiniteError, RunError
+from glissando.sampling import require_seed
 from glissando.series.answers import call
 from glissando.series.asking import ask, draw_paths
 from glissando.series.batches import Floats, Scales, Steps, require_near, scales_of
@@ -193,6 +194,7 @@ def predict(
     params = ask(model, steps, at, asked, ahead, run.data.window)  # (S, J, O, P)
     paths: Sequence[Tensor] = ()
     if samples:
+        require_seed(seed)
         generator = torch.Generator(model.output_scale.device).manual_seed(seed)
         drawn = draw_paths(model, steps, at, times.tolist(), ahead, run.data.window, samples, generator)
         paths = drawn.unbind(1)  # each (S, J, O)
