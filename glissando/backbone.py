@@ -220,8 +220,8 @@ class Backbone(nn.Module):
         for name in {**own, **found}:
             if not _fits(found.get(name), own.get(name)):
                 raise InputError(
-                    f"the state is of another model: {name} of each row is {found.get(name, 'not in it')}, and of this "
-                    f"model's {own.get(name, 'not there')}; start from model.init_state(batch_size={rows}) of this one"
+                    f"the state is of another model: its {name} has {found.get(name, 'no')} numbers a row, and this "
+                    f"model's has {own.get(name, 'no')}; start from model.init_state(batch_size={rows}) of this one"
                 ) from error
 
     def _check(self, inputs: Tensor, state: ModelState | None, ctx: Context) -> None:

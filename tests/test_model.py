@@ -125,12 +125,20 @@ def test_mistakes_in_calls_are_named(call, message: str):
 @pytest.mark.parametrize(
     ("other", "own", "message"),
     [
-        ({"depth.layers": 3}, {}, "3 BlockState, 3 AttentionState, and this model's holds 2 BlockState"),
-        ({"depth.layers": 1}, {}, "1 BlockState, 1 AttentionState, and this model's holds 2 BlockState"),
-        ({"mixer": "tau"}, {}, "2 TauState, and this model's holds 2 BlockState, 2 AttentionState"),
-        ({"hidden_size": 32}, {}, "and this model's holds the same of other sizes"),
-        ({"depth": {"kind": "flow", "n_steps": 3}}, {"depth": {"kind": "flow", "n_steps": 1}}, "5 BlockState, 5 Att"),
-        ({"depth": {"kind": "flow", "n_steps": 1}}, {"depth": {"kind": "flow", "n_steps": 3}}, "3 BlockState, 3 Att"),
+        ({"depth.layers": 3}, {}, r"its 2.mixer.k has \(4, 5, 4\) numbers a row, and this model's has no;"),
+        ({"depth.layers": 1}, {}, r"its 1.mixer.k has no numbers a row, and this model's has \(4, 0, 4\);"),
+        ({"mixer": "tau"}, {}, r"its 0.mixer.k has \(4, 5\) numbers a row, and this model's has \(4, 0, 4\);"),
+        ({"hidden_size": 32}, {}, r"its 0.mixer.k has \(4, 5, 8\) numbers a row, and this model's has \(4, 0, 4\);"),
+        (
+            {"depth": {"kind": "flow", "n_steps": 3}},
+            {"depth": {"kind": "flow", "n_steps": 1}},
+            r"its flow.1.mixer.k has \(4, 5, 4\) numbers a row",
+        ),
+        (
+            {"depth": {"kind": "flow", "n_steps": 1}},
+            {"depth": {"kind": "flow", "n_steps": 3}},
+            r"its flow.1.mixer.k has no numbers a row",
+        ),
     ],
 )
 def test_a_state_of_another_model_is_reported(other: dict, own: dict, message: str):

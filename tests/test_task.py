@@ -69,7 +69,7 @@ def test_a_command_of_ones_own(sums, tmp_path, monkeypatch, capsys):
     assert "finished, at step 3: nothing is left to train" in capsys.readouterr().err
     assert main(["sums", "--model.mixer.decai", "0.5"]) == 2
     assert main(["--help"]) == 0
-    assert "sums       (add_a_command:main)" in capsys.readouterr().out
+    assert "sums       from add_a_command" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("data", [{}, SHIFT], ids=["text", "pairs"])

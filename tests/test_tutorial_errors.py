@@ -17,7 +17,7 @@ CASES = [
     (page, block.line)
     for page, path in tutorials.PAGES.items()
     for block in tutorials.blocks(path.read_text())
-    if block.kind == "bash" and block.status and re.match(r"glissando \w+: ", block.output or "")
+    if block.kind == "bash" and block.status and re.match(r"(\.\.\.\n)?glissando \w+: ", block.output or "")
 ]
 
 

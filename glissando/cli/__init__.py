@@ -50,7 +50,7 @@ commands:
 
 
 def usage() -> str:
-    abouts = COMMANDS | {name: f"from {point.module.rpartition('.')[0]}" for name, point in installed().items()}
+    abouts = COMMANDS | {name: f"from {point.module}" for name, point in installed().items()}
     return _USAGE.format(commands="\n".join(f"  {name:10} {about}" for name, about in abouts.items()))
 
 

@@ -176,7 +176,7 @@ def token_file(source: Source, tokenizer: Tokenizer) -> Tokens:
             )
         for name, table in zip(("ends", "bytes", "labels"), tables, strict=True):
             (folder / name).write_bytes(table)
-        (folder / "notes.json").write_text(json.dumps(source.notes()))
+        (folder / "notes.json").write_text(json.dumps(source.notes()), encoding="utf-8")
 
     key = hashlib.sha256(f"{_FORMAT} {source.key()} {tokenizer.fingerprint}".encode()).hexdigest()
     folder = kept(cache_dir("tokens") / key, convert)
