@@ -17,7 +17,7 @@ from glissando.state import select_rows
 if TYPE_CHECKING:
     from glissando.model import LanguageModel
 
-#: columns that a cache can undo at least, where it can undo any without being told how many
+#: columns that a cache can undo at least, where it can undo any and no `rewind` was given
 _REACH = 32
 
 

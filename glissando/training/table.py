@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from abc import abstractmethod
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import field
 from itertools import count
@@ -26,7 +26,7 @@ _EPOCHS = 30.0
 
 
 @options
-class TableRunConfig:
+class TableRunConfig(ABC):
     """All of a run on a table: what config.yaml holds, resolved. A subclass narrows the types, and names its kind.
 
     model     options of the model; sizes follow from the table
@@ -78,9 +78,9 @@ class TableRunConfig:
         """Read the table."""
         return self.task_of()
 
+    @abstractmethod
     def task_of(self, *sources: Any) -> TableTask:
-        """Read frames in the place of the files; a subclass does."""
-        raise NotImplementedError
+        """Read frames in the place of the files."""
 
 
 class TableTask(Task):
