@@ -219,6 +219,26 @@ def test_a_text_that_positions_cut_is_reported(tmp_path, capsys):
     assert capsys.readouterr().err == "stopped at the model's 16 positions\n"
 
 
+def test_a_run_of_a_published_preset_writes_as_published_and_options_win(tmp_path, capsys):
+    small = ["--model.hidden_size", "8", "--data.kind", "stories", "--data.seq_len", "32", "--data.valid_rows", "1"]
+    command = ["train", "--preset", "continuous-transformer", *small, "--training.steps", "1"]
+    assert main([*command, "--out", str(tmp_path / "run")]) == 0
+    command = ["generate", str(tmp_path / "run"), "--prompt", "Once", "--seed", "0", "--step", "plain"]
+    texts = {}
+    capsys.readouterr()
+    for name, options, printed in (
+        ("published", [], "max_tokens 200, temperature 0.8, top_p 0.9"),
+        ("the same", ["--max_tokens", "200", "--temperature", "0.8", "--top_p", "0.9"], None),
+        ("short", ["--max_tokens", "5"], "temperature 0.8, top_p 0.9"),
+        ("greedy", ["--temperature", "0"], "max_tokens 200, top_p 0.9"),
+    ):
+        assert main([*command, *options]) == 0
+        texts[name], error = capsys.readouterr()
+        assert error == ("" if printed is None else f"as published with continuous-transformer: {printed}\n")
+    assert texts["published"] == texts["the same"] != texts["greedy"]
+    assert len(texts["short"]) < len(texts["published"])
+
+
 def test_generate_takes_several_prompts_and_plain_text(run, capsys):
     assert main(["generate", str(run), "--prompt", "The", "--prompt", "A: [b]", "--max_tokens", "4"]) == 0
     out = capsys.readouterr().out

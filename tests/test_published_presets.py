@@ -15,14 +15,16 @@ import yaml
 
 from glissando.cli import main
 from glissando.config import flat
+from glissando.presets import preset_sampling
 
 
 class Publication(NamedTuple):
-    """file: its text. says: option -> (value, the words that say it). open: the other options."""
+    """file: its text. says: option -> (value, the words that say it). open: the other options. sampling: as `says`."""
 
     file: str
     says: dict[str, tuple[Any, str]]
     open: dict[str, Any]
+    sampling: dict[str, tuple[Any, str]] | None = None
 
 
 # fmt: off
@@ -78,6 +80,9 @@ PUBLISHED = {
         "model.head_bias": True, "model.max_length": None,
         "data.max_valid_bytes": 1000000, "data.path": None, "data.valid_path": None, "data.valid_fraction": 0.01,
         "training.validate_every": 1000,
+    }, {
+        "max_tokens": (200, "GEN_LENGTH = 200"), "temperature": (0.8, "GEN_TEMPERATURE = 0.8"),
+        "top_p": (0.9, "GEN_TOP_P = 0.9"),
     }),
     "minimal-transformer": Publication("minimal-transformer.txt", {
         "model.hidden_size": (4, "d_model=4"), "model.vocab_size": (256, "vocab_size=256"),
@@ -178,7 +183,7 @@ PUBLISHED = {
         "training.optimizer.beta2": 0.95, "training.optimizer.weight_decay": 0.1,
         "training.schedule.kind": "warmup-cosine", "training.schedule.warmup_steps": 50,
         "training.schedule.final_ratio": 0.1,
-    }),
+    }, {"temperature": (1.0, "temperature: float = 1.0"), "top_p": (0.95, "top_p: float = 0.95")}),
 }
 # fmt: on
 
@@ -191,6 +196,7 @@ def test_the_whole_configuration_is_the_publications(name, capsys):
     says = {option: value for option, (value, _) in publication.says.items()}
     assert printed.pop("preset") == name
     assert printed == COMMON | publication.open | says
+    assert preset_sampling(name) == {option: value for option, (value, _) in (publication.sampling or {}).items()}
 
 
 @pytest.mark.sources
@@ -198,7 +204,8 @@ def test_the_whole_configuration_is_the_publications(name, capsys):
 def test_the_publication_says_so(name):
     lines = programs.source(PUBLISHED[name].file).splitlines()
     text = " ".join(" ".join(line.removesuffix("|") for line in lines).split()).lower()
-    assert [words for _, words in PUBLISHED[name].says.values() if " ".join(words.lower().split()) not in text] == []
+    said = PUBLISHED[name].says | (PUBLISHED[name].sampling or {})
+    assert [words for _, words in said.values() if " ".join(words.lower().split()) not in text] == []
 
 
 FETCHED = "--data.kind hub --data.train_split TinyStoriesV2-GPT4-train.txt"

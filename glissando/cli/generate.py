@@ -25,14 +25,18 @@ EXAMPLE = 'glissando generate runs/first --prompt "Once upon a time" --max_token
 
 def main(arguments: Sequence[str]) -> None:
     """Stream one prompt; several are computed together and printed in turn."""
-    parser = Parser("generate", "Write text with a trained model.", EXAMPLE)
+    parser = Parser("generate", "Write text with a trained model; a published preset's, as published.", EXAMPLE)
     parser.add_argument("run", help="run directory, or one of its checkpoints")
     parser.add_argument("--prompt", action="append", help="a text, or - to read stdin; may be repeated")
-    parser.add_argument("--max_tokens", type=whole, default=300, help="largest number of tokens")
-    parser.add_argument("--temperature", type=number, default=0.8, help="0 chooses the most likely token")
+    parser.add_argument("--max_tokens", type=whole, help="largest number of tokens (default: as published, or 300)")
+    parser.add_argument(
+        "--temperature", type=number, help="0 chooses the most likely token (default: as published, or 0.8)"
+    )
     parser.add_argument("--top_k", type=whole, help="sample only from the k most likely tokens")
     parser.add_argument(
-        "--top_p", type=number, help="sample only from the most likely tokens that together have probability p"
+        "--top_p",
+        type=number,
+        help="sample only from the most likely tokens that together have probability p (default: as published, or 1)",
     )
     parser.add_argument("--seed", type=whole, help="seed of sampling; by default a random one, which is printed")
     parser.add_argument("--stop", action="append", default=[], help="stop before this text; may be repeated")
@@ -45,11 +49,27 @@ def main(arguments: Sequence[str]) -> None:
     )
     add_model_options(parser, "weights", "step", "lookup")
     options = parse(parser, arguments)
-    if options.max_tokens < 1:
+    if options.max_tokens is not None and options.max_tokens < 1:
         raise ConfigError(f"--max_tokens must be at least 1, got {options.max_tokens}")
     _take_prompts(options)
     _check_states(options)
+    _complete_sampling(options)
     _write(options)
+
+
+def _complete_sampling(o: Options) -> None:
+    """Fill in what no option sets: from the publication of the run's preset, which is printed, or the same for all."""
+    from glissando.presets import preset_sampling
+    from glissando.runs import Run
+
+    preset = Run.open(o.run).read_config().get("preset")
+    published = {name: value for name, value in preset_sampling(preset).items() if getattr(o, name) is None}
+    if published:
+        values = ", ".join(f"{name} {value:g}" for name, value in published.items())
+        print(f"as published with {preset}: {values}", file=sys.stderr)
+    for name, value in ({"max_tokens": 300, "temperature": 0.8} | published).items():
+        if getattr(o, name) is None:
+            setattr(o, name, value)
 
 
 def _take_prompts(o: Options) -> None:

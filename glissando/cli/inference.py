@@ -44,7 +44,7 @@ _FURTHER: dict[str, dict[str, Any]] = {
         "default": 0,
         "metavar": "N",
         "help": "read up to N tokens ahead where the last three occurred earlier in the text; the text stays the same, "
-        "and comes faster where it repeats itself (default: 0)",
+        "and comes faster where it repeats itself",
     },
 }
 

@@ -24,7 +24,7 @@ def load_preset(name: str, folder: str = "") -> dict[str, Any]:
 
     Raises UnknownNameError, naming the nearest preset.
     """
-    said = ("about", "parameters", "text")
+    said = ("about", "parameters", "text", "sampling")
     return {part: values for part, values in _read(name, folder).items() if part not in said}
 
 
@@ -36,6 +36,11 @@ def preset_about(name: str, folder: str = "") -> str:
 def preset_text(name: str | None) -> str | None:
     """The text that a preset was published with, in words, if it trains on a file of the user's."""
     return _read(name).get("text") if name in preset_names() else None
+
+
+def preset_sampling(name: str | None) -> dict[str, Any]:
+    """How the preset's publication draws text, as keywords of `glissando.generate`; nothing where it does not say."""
+    return _read(name).get("sampling", {}) if name in preset_names() else {}
 
 
 def preset_parameters(name: str) -> int:
