@@ -75,7 +75,7 @@ bench: .venv/.installed
 
 docs: .venv/.installed
 	$(PIP) install --quiet -c constraints.txt -e '.[docs]'
-	NO_MKDOCS_2_WARNING=1 COLUMNS=100 $(BIN)/mkdocs build
+	NO_MKDOCS_2_WARNING=1 COLUMNS=80 $(BIN)/mkdocs build
 
 wheel: .venv/.installed
 	$(BIN)/python -m build

@@ -17,8 +17,9 @@ place, or `mean`.
     python docs/figures.py --list PATH    the records below a path
 
 Records: docs/audit/*.json (audit/NAME/..., verdicts/...), docs/comparison/*.csv (compare/..., runs/..., muon/...,
-recipe/..., gap/..., recipe_gap/..., forgetting/..., elastic/...), the cards of packaged models (cards/...), the code
-(parameters/..., floor/...); and, for what has no other record, docs/figures.yaml (kept/..., and some of runs/...).
+recipe/..., gap/..., recipe_gap/..., forgetting/..., elastic/..., decoding/...), the cards of packaged models
+(cards/...), the code (parameters/..., floor/...); and, for what has no other record, docs/figures.yaml (kept/..., and
+some of runs/...).
 """
 
 from __future__ import annotations
@@ -261,9 +262,21 @@ def verdicts() -> dict[str, dict[str, int]]:
     return found
 
 
+@cache
+def decoding() -> dict[str, Any]:
+    """MODEL/milliseconds: CPU time of a token by the compiled step; MODEL/state: bytes; behind 256, 1,024, 4,096 and
+    16,384 tokens."""
+    found: dict[str, Any] = {}
+    for row in _rows("decoding"):
+        of = found.setdefault(row["model"], {"milliseconds": [], "state": []})
+        of["milliseconds"].append(float(row["milliseconds"]))
+        of["state"].append(int(row["state_bytes"]))
+    return found
+
+
 RECORDS: dict[str, Callable[[], Mapping[str, Any]]] = {
     each.__name__: each for each in (audit, verdicts, compare, runs, muon, recipe, gap, recipe_gap, forgetting, elastic)
-} | {each.__name__: each for each in (cards, parameters, floor, kept)}
+} | {each.__name__: each for each in (decoding, cards, parameters, floor, kept)}
 
 
 def numbers_at(path: str) -> list[float]:

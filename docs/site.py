@@ -27,6 +27,21 @@ PAGES = {
     "README": "index",
     **{name: name.lower() for name in ("CONTRIBUTING", "CHANGELOG", "CODE_OF_CONDUCT", "SECURITY")},
 }
+#: of the first screen: the words, and where in docs/ they lead
+BUTTONS = (("Try it", "docs/tour.md"), ("Use it in Python", "#in-python"), ("Time series", "docs/series.md"))
+#: sections of mkdocs.yml whose pages come first among results of a search, and pages that come last
+FIRST, LAST = {"Start", "Guides"}, {"changelog.md", "cli.md", "audit.md"}
+#: a picture that stands alone, and the line below it
+_PICTURE = re.compile(r"^!\[[^\]]*\]\([^)]+\)\n\n\*[^\n]+\*\n\n", re.MULTILINE)
+#: code of which comments are moved, and a line of it that ends with one
+_CODE = re.compile(r"^```(?:python|bash|sh|)\n.*?^```$|(?:^    [^\n]*\n)+", re.DOTALL | re.MULTILINE)
+_COMMENT = re.compile(r"^( *)(\S.*?) +# (.*)$", re.MULTILINE)
+#: the heading of a section of options: its name, what it says, and the options
+_SECTION = re.compile(
+    r"^(?P<title>[a-z_]+(?:\.[a-z_]+)*(?:, kind [\w-]+)?)(?::(?P<about>.*?))?\n(?=  --[a-z_]+\.)", re.DOTALL
+)
+#: where a displayed formula may continue on another line
+_WIDE = re.compile(r"\\q?quad\b")
 #: a link of a file of the root to another file
 _LINK = re.compile(r"\[([^\]]*)\]\(([^)\s#:]+)(#[^)\s]*)?\)")
 #: a link upwards: to a page of another folder, or to a file of the repository that is no page
@@ -61,7 +76,21 @@ def _of_the_root(name: str) -> str:
             return f"[{text}]({path.removeprefix('docs/')}{anchor})"
         return _outside(text, path, anchor) if (ROOT / path).exists() else found[0]
 
-    return _LINK.sub(on_the_site, (ROOT / f"{name}.md").read_text())
+    text = (ROOT / f"{name}.md").read_text()
+    return _LINK.sub(on_the_site, _first_screen(text) if name == "README" else text)
+
+
+def _first_screen(text: str) -> str:
+    """The README with three buttons and its picture behind the first paragraph."""
+    title, paragraph, rest = text.split("\n\n", 2)
+    picture = _PICTURE.search(rest)
+    assert picture is not None, "README.md has no picture with a line below it"
+    rest = rest.replace(picture[0], "")
+    buttons = [
+        f"[{name}]({page}){{ .md-button{' .md-button--primary' * (not place)} }}"
+        for place, (name, page) in enumerate(BUTTONS)
+    ]
+    return "\n\n".join([title, paragraph, " ".join(buttons), picture[0].rstrip(), rest])
 
 
 def _outside(text: str, name: str, anchor: str, up: str = "") -> str:
@@ -76,13 +105,36 @@ def on_page_content(html: str, **_: Any) -> str:
     """Formulas as MathML, which browsers draw without a script."""
 
     def drawn(found: re.Match[str]) -> str:
-        return mathml(unescape(found[2]), display=found[1] == "div")
+        if found[1] == "span":
+            return mathml(unescape(found[2]))
+        parts = "".join(mathml(part, display=True) for part in formula_parts(unescape(found[2])))
+        return f'<div class="formula">{parts}</div>'
 
     return _FORMULA.sub(drawn, html)
 
 
+def formula_parts(tex: str) -> list[str]:
+    """The formulas that stand beside each other in one: a phone shows them below each other."""
+    parts, start = [], 0
+    for gap in _WIDE.finditer(tex):
+        before = tex[start : gap.start()]
+        if before.count("{") == before.count("}") and before.count(r"\left") == before.count(r"\right"):
+            parts.append(before)
+            start = gap.end()
+    return [part.strip() for part in (*parts, tex[start:]) if part.strip()]
+
+
+def _comments_above(code: re.Match[str]) -> str:
+    """Code with each comment above its line, where a narrow screen shows it."""
+    return _COMMENT.sub(r"\1# \3\n\1\2", code[0])
+
+
 def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
     """Links that lead out of docs/: to the page of the file if there is one, and otherwise its name in their place."""
+    section = next((above.title for above in reversed(page.ancestors)), None)
+    if page.file.src_uri in LAST or section in FIRST:
+        page.meta["search"] = {"boost": 0.5 if page.file.src_uri in LAST else 2}
+    markdown = _CODE.sub(_comments_above, markdown)
     folder = (ROOT / "docs" / page.file.src_uri).parent
     up = "../" * page.file.src_uri.count("/")
 
@@ -97,14 +149,30 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
 
 
 def commands() -> str:
-    """The help of the program and of each command."""
-    text = ["# Command line", "", "```", usage().rstrip(), "```", ""]
+    """The help of the program and of each command, a heading a section of options."""
+    text = ["# Command line", "", "```text", usage().rstrip(), "```", ""]
     for name in [*COMMANDS, *installed()]:
-        said = io.StringIO()
-        with contextlib.redirect_stdout(said), contextlib.suppress(SystemExit):
+        shown = io.StringIO()
+        with contextlib.redirect_stdout(shown), contextlib.suppress(SystemExit):
             main([name, "--help", "all"])
-        text += [f"## glissando {name}", "", "```", said.getvalue().rstrip(), "```", ""]
+        text += [f"## glissando {name}", ""]
+        blocks: list[str] = []
+        for block in shown.getvalue().strip().split("\n\n"):
+            if section := _SECTION.match(block):
+                text += _code(blocks)
+                about = " ".join((section["about"] or "").split())
+                heading = f"### {name}: {section['title']}"
+                text += [heading, ""] if heading not in text else []
+                text += [about, ""] if about else []
+                blocks = [block[section.end() :]]
+            else:
+                blocks.append(block)
+        text += _code(blocks)
     return "\n".join(text)
+
+
+def _code(blocks: list[str]) -> list[str]:
+    return ["```text", "\n\n".join(blocks).rstrip(), "```", ""]
 
 
 def names() -> str:

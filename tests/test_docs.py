@@ -77,8 +77,12 @@ def test_every_fault_of_the_table_has_its_test():
 
 
 def test_the_site_has_every_page():
-    nav = settings()["nav"]
-    listed = [page for section in nav for pages in section.values() for each in pages for page in each.values()]
+    def pages(section):
+        for each in section:
+            for below in each.values():
+                yield from [below] if isinstance(below, str) else pages(below)
+
+    listed = [*pages(settings()["nav"])]
     generated = {
         f"{name}.md" for name in ("index", "api", "cli", "contributing", "changelog", "code_of_conduct", "security")
     }
@@ -106,7 +110,8 @@ def test_every_link_of_a_page_is_one_that_the_site_knows(hooks):
     known = {name for name in files if not any(fnmatch.fnmatch(name, pattern) for pattern in EXCLUDED)}
     known |= {*pages, "api.md", "cli.md"}
     for name, text in pages.items():
-        on_site = hooks.on_page_markdown(text, SimpleNamespace(file=SimpleNamespace(src_uri=name)))
+        page = SimpleNamespace(file=SimpleNamespace(src_uri=name), ancestors=(), meta={})
+        on_site = hooks.on_page_markdown(text, page)
         for link in LINK.findall(re.sub(r"```.*?```|`[^`\n]*`", "", on_site, flags=re.DOTALL)):
             path = link.partition("#")[0]
             if path and not re.match(r"\w+:", path):
@@ -168,9 +173,35 @@ def test_dead_links_are_found(tmp_path):
     assert sorted(dead_links(tmp_path)) == ["a/index.html: ../runs.csv", "index.html: a/#gone", "index.html: b.png"]
 
 
-@pytest.mark.slow
+def test_the_first_screen_and_the_sections_of_the_command_line(hooks):
+    home = hooks._of_the_root("README").split("\n## ")[0]
+    assert [home.index(text) for text in ("md-button", "![", "* **")] == sorted(
+        home.index(text) for text in ("md-button", "![", "* **")
+    )
+    assert home.count(".md-button }") + home.count(".md-button--primary }") == len(hooks.BUTTONS) == 3
+    shown = hooks.commands()
+    for heading in ("## glissando train", "### train: model.mixer, kind attention", "### train: training.optimizer"):
+        assert f"\n{heading}\n" in shown
+    assert "\n```text\n  --training.optimizer.learning_rate" in shown
+    headings = re.findall("^##.*", shown, re.MULTILINE)
+    assert len(headings) == len(set(headings)) > 50
+
+
+def test_formulas_beside_each_other_are_parts_and_comments_stand_above_their_lines(hooks):
+    tex = r"a = \frac{1 \quad 2}{3} \quad b = \left( x \quad y \right), \qquad c"
+    assert hooks.formula_parts(tex) == [r"a = \frac{1 \quad 2}{3}", r"b = \left( x \quad y \right),", "c"]
+    page = SimpleNamespace(
+        file=SimpleNamespace(src_uri="data.md"), ancestors=(SimpleNamespace(title="Guides"),), meta={}
+    )
+    text = "a # b\n\n```python\nif x:\n    f(x)  # why\n```\n\n```text\nf(x)  # why\n```\n"
+    above = "a # b\n\n```python\nif x:\n    # why\n    f(x)\n```\n\n```text\nf(x)  # why\n```\n"
+    assert hooks.on_page_markdown(text, page) == above
+    assert page.meta["search"]["boost"] > 1
+
+
 @pytest.mark.skipif(
-    importlib.util.find_spec("mkdocs") is None, reason="needs the extra docs, which `make docs` installs"
+    any(importlib.util.find_spec(name) is None for name in ("mkdocs", "material", "mkdocstrings", "latex2mathml")),
+    reason="needs the extra docs, which `make docs` installs",
 )
 def test_the_site_builds(tmp_path):
     command = [sys.executable, "-m", "mkdocs", "build", "-d", str(tmp_path / "site")]
@@ -185,6 +216,9 @@ def test_the_site_builds(tmp_path):
     formulas = re.findall(r"<math.*?</math>", served, re.DOTALL)
     assert len(formulas) > 500
     assert not [formula for formula in formulas if "\\" in formula or "<mi>&" in formula.replace("<mi>&#", "")]
+    api = (tmp_path / "site/api/index.html").read_text()
+    for name in ("model.LanguageModel.init_state", "backbone.Backbone.save"):
+        assert f'id="glissando.{name}"' in api
     for name in ("register_mixer", "register_depth", "register_corpus", "register_probe", "LanguageModel", "load"):
         assert re.search(
             rf'<h2 id="[^"]+"[^>]*>(?:\s|<[^>]+>)*glissando\.{name}\b', (tmp_path / "site/api/index.html").read_text()

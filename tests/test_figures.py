@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import re
 import sys
 from pathlib import Path
 
@@ -39,6 +40,27 @@ def test_every_marked_figure_of_the_documents_is_that_of_its_record(figures):
     )
     for page, least in {"README.md": 8, "results.md": 15, "speed.md": 10, "comparison.md": 30}.items():
         assert len(figures.marks()[page]) > least
+
+
+def test_every_figure_that_is_kept_stands_on_a_page(figures):
+    """Where a page no longer has a figure, docs/figures.yaml does not keep it."""
+    marks = [mark for page in figures.marks().values() for mark in page.values()]
+    paths = [path.strip().partition("*")[0].split("/") for mark in marks for path in re.split("[|;]", mark)]
+
+    def leaves(node, *above):
+        for key, value in node.items():
+            yield from leaves(value, *above, str(key)) if isinstance(value, dict) else [(*above, str(key))]
+
+    def stands(leaf):
+        if leaf[0] == "runs":  # of a model's seeds, in their mean or in a difference of two models
+            return any(
+                {path[0]} < {"runs", "gap", ""} and [*leaf[1:3]] == path[1:3] and {leaf[3], "{}"} & {*path[3:5]}
+                for path in paths
+            )
+        pairs = (zip(leaf, path[1:], strict=False) for path in paths if path[0] == "kept")
+        return any(all(name in (key, "{}") for key, name in pair) for pair in pairs)
+
+    assert [leaf for leaf in leaves(figures.kept()) if not stands(leaf)] == []
 
 
 def test_the_pages_have_no_marks(figures):

@@ -1,0 +1,168 @@
+"""Records of the documents' pictures, which docs/pictures.py draws.
+
+    python -m research.pictures decoding          CPU milliseconds a token of the compiled step, and bytes of state
+    python -m research.pictures flow              paths of the packaged model `dial` through its flow, by its mood dial
+    python -m research.pictures forecast          a forecast of the packaged model `series` beside what came
+    python -m research.pictures hazard RUN        a run trained on `events example --process hawkes1`, beside the truth
+
+Each writes its CSV into docs/comparison.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import statistics
+import time
+from collections.abc import Iterable, Sequence
+from datetime import date
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+import glissando
+
+FOLDER = Path(__file__).resolve().parent.parent / "docs" / "comparison"
+#: what is recommended, the baseline, and a model without attention of each other kind
+DECODED = ("spectral-delta-nano", "composite-nano", "hybrid-ode-nano", "transformer-plus-nano", "liquid-ssm-nano")
+CONTEXTS = (256, 1024, 4096, 16384)
+_ROUNDS, _TOKENS = 7, 25
+
+
+def write(name: str, header: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
+    with (FOLDER / f"{name}.csv").open("w", newline="") as file:
+        writer = csv.writer(file, lineterminator="\n")
+        writer.writerow(header)
+        writer.writerows([f"{value:.5g}" if isinstance(value, float) else value for value in row] for row in rows)
+
+
+def decoding() -> None:
+    """Medians of seven turns of 25 tokens, the models in turn, one text, one thread."""
+    from benchmarks.speed import random_bytes
+    from glissando.decoding.decoder import Decoder
+    from glissando.state import state_bytes
+    from research.audit.ledger import machine
+
+    rows, one = [], torch.zeros(1, dtype=torch.int64)
+    models = {name: glissando.LanguageModel.from_preset(name).eval() for name in DECODED}
+    for context in CONTEXTS:
+        steps, seconds, sizes = {}, {name: list[float]() for name in DECODED}, {}
+        for name, model in models.items():
+            with torch.no_grad():
+                _, state = model(random_bytes(1, context), model.init_state(1))
+            decoder = Decoder(model)
+            sizes[name], steps[name] = state_bytes(state), (decoder, decoder.rows(state, _TOKENS * (_ROUNDS + 1)))
+        for _ in range(_ROUNDS + 1):
+            for name, (decoder, cache) in steps.items():
+                began = time.process_time()
+                for _ in range(_TOKENS):
+                    decoder.step(one, cache)
+                seconds[name].append((time.process_time() - began) / _TOKENS)
+        rows += [
+            (name, context, 1e3 * statistics.median(seconds[name][1:]), sizes[name], machine(), f"{date.today()}")
+            for name in DECODED
+        ]
+    write("decoding", ("model", "context", "milliseconds", "state_bytes", "machine", "date"), rows)
+
+
+def flow(prompts: int = 64, tokens: int = 40, steps: int = 16) -> None:
+    """H(depth) - H(0) of the last token of each prompt, in the plane of two directions: that in which u = +1 and u = -1
+    end apart on average, and what is left of the mean path."""
+    from glissando.data.stories import generate
+
+    model = glissando.load("dial")
+    assert isinstance(model, glissando.LanguageModel)
+    depth: Any = model.depth
+    depth.n_steps = steps
+    ids = torch.tensor([model.tokenizer.encode(generate(5, "valid", i).text)[:tokens] for i in range(prompts)])
+    dial, paths = (-1.0, -0.5, 0.0, 0.5, 1.0), []
+    for u in dial:
+        slopes: list[torch.Tensor] = []
+
+        def watch(_: Any, x: Any, given: dict[str, Any], slopes: list[torch.Tensor] = slopes) -> Any:
+            return x, given | {"watch": lambda _, slope: slopes.append(slope[:, -1])}
+
+        hook = depth.register_forward_pre_hook(watch, with_kwargs=True)
+        with torch.no_grad():
+            model(ids, control=torch.tensor([[u, 0.0]]).repeat(prompts, 1))
+        hook.remove()
+        moved = torch.stack(slopes).cumsum(0) / steps
+        paths.append(torch.cat([torch.zeros_like(moved[:1]), moved]))
+    path = torch.stack(paths)  # (dial, steps + 1, prompts, D)
+    apart = (path[-1, -1] - path[0, -1]).mean(0)
+    apart = apart / apart.norm()
+    along = path[:, -1].mean((0, 1))
+    along = along - (along @ apart) * apart
+    along = along / along.norm()
+    rows = [
+        (u, prompt, step / steps, float(path[i, step, prompt] @ apart), float(path[i, step, prompt] @ along))
+        for i, u in enumerate(dial)
+        for prompt in range(prompts)
+        for step in range(0, steps + 1, 2)
+    ]
+    means = [(u, "mean", step, *np.mean([row[3:] for row in rows if row[0] == u and row[2] == step], 0).tolist())
+             for u in dial for step in (i / 8 for i in range(9))]  # fmt: skip
+    write("flow", ("u", "prompt", "depth", "apart", "along"), [row for row in rows if row[1] < 12] + means)
+
+
+def forecast(read: int = 240, horizon: float = 12.0) -> None:
+    """Channel a of a series that the model was not trained on: its values, the median and the 90 % interval ahead."""
+    from glissando.series.example import oscillators
+
+    model = glissando.SeriesModel.load("series").eval()
+    values, times = oscillators(31, 700, seed=0)[3]
+    x = torch.tensor(values[:read], dtype=torch.float32).unsqueeze(0)
+    dt = torch.tensor(np.diff(times[:read], prepend=times[0]), dtype=torch.float32).unsqueeze(0)
+    ahead = np.linspace(0.1, horizon, 60)
+    with torch.no_grad():
+        asked = torch.tensor(ahead, dtype=torch.float32).expand(1, read, -1)
+        y, _ = model(x, model.init_state(1), dt=dt, horizon=asked)
+        low, middle, high = model.distribution.quantile(y[0, -1, :, 0], [0.05, 0.5, 0.95]).unbind(-1)
+    now = times[read - 1]
+    seen = (times > now - 1.5 * horizon) & (times <= now + horizon)
+    rows: list[tuple[Any, ...]] = [
+        (float(t - now), float(v), "", "", "") for t, v in zip(times[seen], values[seen, 0], strict=True)
+    ]
+    rows += [
+        (float(t), "", *each) for t, *each in zip(ahead, low.tolist(), middle.tolist(), high.tolist(), strict=True)
+    ]
+    write("forecast", ("time", "value", "low", "median", "high"), rows)
+
+
+def hazard(run: Path) -> None:
+    """The model's hazard and the true one of the first series that the run has held out, and its events."""
+    from glissando.events.log import FIRST
+    from glissando.events.pictures import track
+    from glissando.events.processes import process_of
+    from glissando.events.task import EventRun, prepare
+
+    trained = EventRun.open(run)
+    prepared = prepare(trained.data, trained.encoding)
+    log = prepared.valid_log
+    drawn = track(trained.model, prepared.valid, log, 0)
+    mine = slice(log.starts[0], log.starts[1])
+    times = log.times[mine][log.codes[mine] >= FIRST]
+    true = process_of("hawkes1").intensities(drawn.at, times, np.zeros(len(times), int))[:, 0]
+    rows: list[tuple[Any, ...]] = [
+        (float(t), float(h), float(of)) for t, h, of in zip(drawn.at, drawn.hazards[:, 0], true, strict=True)
+    ]
+    rows += [(float(t), "", "") for t in times if drawn.at.min() <= t <= drawn.at.max()]
+    write("hazard", ("time", "hazard", "truth"), rows)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("record", choices=("decoding", "flow", "forecast", "hazard"))
+    parser.add_argument("runs", type=Path, nargs="*")
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    if options.record == "hazard":
+        hazard(*options.runs)
+    else:
+        {"decoding": decoding, "flow": flow, "forecast": forecast}[options.record]()
+
+
+if __name__ == "__main__":
+    main()
