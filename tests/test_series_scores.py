@@ -9,6 +9,7 @@ import pytest
 import torch
 from sklearn import metrics
 
+from glissando.evaluation.figures import figure_and_axes, label_ends
 from glissando.series.heads import make_head
 from glissando.series.panel import Clock, Panel
 from glissando.series.pictures import Track, draw_errors, draw_forecasts, tracks
@@ -186,6 +187,22 @@ def test_pictures_are_drawn(tmp_path: Path) -> None:
     other = track._replace(low=None, high=None, channel="b")
     for file in (path, draw_forecasts([track, other, track], tmp_path / "forecasts.png", "h")):
         assert file.read_bytes().startswith(b"\x89PNG")
+    same = given._replace(horizon=np.ones_like(given.horizon), gap=np.ones_like(given.gap))
+    assert draw_errors(same, make_head("gaussian"), ["a", "b"], tmp_path / "none.png", "h") is None
+    assert not (tmp_path / "none.png").exists(), "one distance is a figure of the table, and no curve"
+
+
+@pytest.mark.parametrize("scale", ["linear", "log"])
+def test_names_at_the_ends_of_lines_do_not_overlap(scale: str) -> None:
+    figure, (axes,) = figure_and_axes()
+    axes.plot([1, 10], [1, 10])
+    axes.set_yscale(scale)
+    label_ends(axes, [(2.001, "c", "k"), (2.0, "b", "k"), (9.0, "d", "k"), (2.0, "a", "k")])
+    places = {each.get_text(): each.xy[1] for each in axes.texts}
+    assert list(places) == ["a", "b", "c", "d"]
+    apart = np.diff([*places.values()]) * axes.get_window_extent().height * 72 / figure.dpi
+    assert apart.min() > 10
+    assert places["d"] == pytest.approx(axes.transAxes.inverted().transform(axes.transData.transform((1, 9)))[1])
 
 
 def test_forecasts_of_another_origin_are_another_line(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 
@@ -18,3 +19,15 @@ def figure_and_axes(columns: int = 1, rows: int = 1, size: tuple[float, float] |
         axes.spines[["top", "right"]].set_visible(False)
         axes.grid(alpha=0.25)
     return figure, every
+
+
+def label_ends(axes: Any, ends: Sequence[tuple[float, str, str]]) -> None:
+    """Names at the right of the axes, whose limits are set: (y, name, colour) of each line's end, apart from each other
+    by a line of text."""
+    axes.get_ylim()  # brings the limits up to date, which the transform reads
+    share_of = axes.transScale + axes.transLimits
+    least = 11 / (72 * axes.get_position().height * axes.figure.get_figheight())
+    place = -1.0
+    for share, name, colour in sorted((share_of.transform((1, y))[1], name, colour) for y, name, colour in ends):
+        place = max(share, place + least)
+        axes.annotate(name, (1.01, place), xycoords="axes fraction", color=colour, fontsize=9, va="center")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from glissando.errors import RunError
-from glissando.evaluation.figures import figure_and_axes
+from glissando.evaluation.figures import figure_and_axes, label_ends
 from glissando.runs import METRICS
 
 
@@ -32,22 +32,23 @@ def plot_loss(run: Path, target: Path, floor: float | None = None) -> Path:
 
     rows = require_log(run)
     figure, (axes,) = figure_and_axes()
-    for column, label, style in (
-        ("train_bits_per_byte", "training", {"color": "#9aa5b1", "linewidth": 1.2}),
-        (
-            "valid_bits_per_byte",
-            "held out",
-            {"color": "#0b6e99", "linewidth": 2, "marker": "o", "markersize": 4},
-        ),
+    ends = []
+    for column, label, colour, marker in (
+        ("train_bits_per_byte", "training", "#5f6b76", ""),
+        ("valid_bits_per_byte", "held out", "#0b6e99", "o"),
     ):
         points = [(float(r["tokens"]), float(r[column])) for r in rows if r.get(column)]
         if points:
-            axes.plot(*zip(*points, strict=True), label=label, **style)
+            axes.plot(*zip(*points, strict=True), color=colour, linewidth=1.8, marker=marker, markersize=4)
+            ends.append((points[-1][1], label, colour))
     if floor is not None:
-        axes.axhline(floor, color="#b3261e", linewidth=1.2, linestyle="--", label=f"entropy floor {floor:.3f}")
-    axes.set(xlabel="tokens read", ylabel="bits per byte", xscale="log", title=run.name)
-    axes.set_ylim(bottom=0)
+        axes.axhline(floor, color="#b3261e", linewidth=1.2, linestyle="--")
+        ends.append((floor, f"floor {floor:.3f}", "#b3261e"))
+    axes.set(
+        xlabel="tokens read", ylabel="bits per byte", xscale="log", title=f"{run.name}: bits per byte while it learned"
+    )
+    axes.margins(y=0.06)
     axes.xaxis.set_major_formatter(EngFormatter())
-    axes.legend(frameon=False)
+    label_ends(axes, ends)
     figure.savefig(target)
     return target

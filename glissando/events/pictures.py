@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from glissando.evaluation.figures import figure_and_axes
+from glissando.evaluation.figures import figure_and_axes, label_ends
 from glissando.events.answers import scored_steps
 from glissando.events.baselines import Floats, Observed, Predicted
 from glissando.events.batches import Windows
@@ -99,26 +99,29 @@ def draw_histories(tracks: Sequence[Track], kinds: Sequence[str], out: Path, uni
     usual = np.argsort(-sum(np.bincount(track.kinds, minlength=len(kinds)) for track in tracks), kind="stable")
     drawn = usual[:_KINDS].tolist()
     figure, every = figure_and_axes(len(tracks), 2)
+    largest = np.concatenate([track.hazards[:, drawn].max(1) for track in tracks]) / factor
+    low, top = np.quantile(largest, [0.02, 0.98])
     for column, track in enumerate(tracks):
         events, below = every[column], every[len(tracks) + column]
         for row, kind in enumerate(drawn):
             times, colour = factor * track.times[track.kinds == kind], _COLOURS[row]
             events.plot(times, np.full(len(times), -row), "|", color=colour, markersize=9)
             hazard = np.maximum(track.hazards[:, kind], 1e-12) / factor
-            below.plot(factor * track.at, hazard, color=colour, linewidth=1.1, label=kinds[kind])
-        events.set_yticks([-row for row in range(len(drawn))], [str(kinds[kind]) for kind in drawn], fontsize=8)
+            below.plot(factor * track.at, hazard, color=colour, linewidth=1.1)
+        events.set_yticks([-row for row in range(len(drawn))], [str(kinds[kind]) for kind in drawn])
+        for label, colour in zip(events.get_yticklabels(), _COLOURS, strict=False):
+            label.set_color(colour)
         events.set_ylim(0.6 - len(drawn), 0.6)
-        events.set_title(f"events of {track.series}" if track.series else "events", fontsize=10)
+        events.set_title(f"events of series {track.series}" if track.series else "events", fontsize=10)
         events.sharex(below)
-        top = np.quantile(track.hazards[:, drawn].max(1), 0.98) / factor
-        low = np.quantile(track.hazards[:, drawn].max(1), 0.02) / factor
         if top > 30 * max(low, 1e-12):
             below.set_yscale("log")
-            below.set_ylim(max(low / 3, 1e-3 * top), None)  # a log-normal's hazard is 0 right after an event
+            below.set_ylim(max(low / 3, 1e-3 * top), 1.5 * largest.max())  # a log-normal's is 0 right after an event
         else:
             below.set_ylim(0, 1.3 * top)
+        below.set_title("their hazards, in the colours of the kinds", fontsize=10)
         below.set_xlabel(f"time since the first step ({unit})")
-        below.set_ylabel(f"hazard (1/{unit})")
+        below.set_ylabel(f"events per {unit}" if unit else "hazard")
     figure.savefig(out)
     return out
 
@@ -140,8 +143,10 @@ def draw_residuals(found: Residuals, out: Path) -> Path:
     axes.plot([0, expected[-1]], [0, expected[-1]], color="#222222", linewidth=0.8)
     axes.plot(expected, values, ".", color="#0b6e99", markersize=3)
     axes.set_xlabel("quantile of the exponential distribution")
-    axes.set_ylabel("quantile of the residuals")
-    drawn = f", {found.drawn:,} of them cut by the end of observation and completed by a draw" if found.drawn else ""
+    axes.set_ylabel("quantile of the integrated hazards")
+    drawn = f"\n{found.drawn:,} of them cut by the end of observation and completed by a draw" if found.drawn else ""
     axes.set_title(f"hazards integrated over {counted(count, 'wait')}{drawn}", fontsize=10)
+    ends = ((expected[-1], "a right model", "#222222"), (expected[-1] + spread[-1], "95 % of right ones", "#5f6b76"))
+    label_ends(axes, [*ends, (values[-1], "this model", "#0b6e99")])
     figure.savefig(out)
     return out

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -10,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from glissando.evaluation.figures import figure_and_axes
+from glissando.evaluation.figures import figure_and_axes, label_ends
 from glissando.series.heads import Head, Point
 from glissando.series.panel import SECONDS, Panel
 from glissando.series.scores import ANCHOR, LAST, MEAN, SEASON, Answers
@@ -50,7 +49,8 @@ class Track(NamedTuple):
 def draw(
     answers: Answers, rows: np.ndarray, panel: Panel, values: np.ndarray, names: Sequence[str], head: Head, out: Path
 ) -> list[Path]:
-    """Both pictures in the directory `out`; without horizons, as of a regression, that of the predictions alone.
+    """Both pictures in the directory `out`; without horizons, as of a regression, or where no channel has several
+    distances, that of the predictions alone.
 
     Args:
         answers: What was forecast; at least one.
@@ -64,7 +64,8 @@ def draw(
     out.mkdir(parents=True, exist_ok=True)
     unit = panel.clock.unit
     drawn = [draw_forecasts(tracks(answers, rows, panel, values, names, head), out / FORECASTS, unit)]
-    return drawn if not answers.horizon.any() else [*drawn, draw_errors(answers, head, names, out / ERRORS, unit)]
+    errors = draw_errors(answers, head, names, out / ERRORS, unit) if answers.horizon.any() else None
+    return drawn if errors is None else [*drawn, errors]
 
 
 def tracks(
@@ -114,73 +115,75 @@ def readable(unit: str, longest: float) -> tuple[float, str]:
 
 
 def draw_forecasts(tracks: Sequence[Track], out: Path, unit: str, share: float = _SHARE) -> Path:
-    """Each track's values as points, and its forecasts as a line within the central interval of `share`."""
+    """Each track's values as points, and its forecasts as a line within the central interval of `share`, over the time
+    since the first of them."""
     factor, unit = readable(unit, max(float(np.ptp(track.at)) for track in tracks))
     columns = min(2, len(tracks))
     figure, every = figure_and_axes(columns, -(-len(tracks) // columns))
     for axes, track in zip(every, tracks, strict=False):
         at, middle, *ends = (
             None if part is None else part if track.breaks is None else np.insert(part, track.breaks, np.nan)
-            for part in (factor * track.at, track.middle, track.low, track.high)
+            for part in (factor * (track.at - track.at[0]), track.middle, track.low, track.high)
         )
         if track.low is not None:
-            axes.fill_between(at, *ends, color="#0b6e99", alpha=0.2, linewidth=0, label=f"{share:.0%}")
+            axes.fill_between(at, *ends, color="#0b6e99", alpha=0.2, linewidth=0, label=f"{share:.0%} interval")
         axes.plot(at, middle, color="#0b6e99", linewidth=1.4, label="forecast")
-        axes.plot(factor * track.times, track.values, ".", color="#222222", markersize=4, label="value")
+        axes.plot(factor * (track.times - track.at[0]), track.values, ".", color="#222222", markersize=4, label="value")
         axes.set_title(f"{track.channel}{f' of {track.series}' if track.series else ''}", fontsize=10)
-        axes.set_xlabel(f"time since the first step ({unit})")
+        axes.set_xlabel(f"time since the first forecast ({unit})")
     for axes in every[len(tracks) :]:
         axes.set_visible(False)
-    every[0].legend(frameon=False, fontsize=8)
+    figure.legend(*every[0].get_legend_handles_labels(), loc="outside upper center", ncols=3, frameon=False)
     figure.savefig(out)
     return out
 
 
-def draw_errors(answers: Answers, head: Head, channels: Sequence[str], out: Path, unit: str) -> Path:
-    """The root mean square error against the horizon, where it varies, and the gap, in bins of equally many values, for
-    the channels with most values: of the model and the baselines."""
+def draw_errors(answers: Answers, head: Head, channels: Sequence[str], out: Path, unit: str) -> Path | None:
+    """The root mean square error of the model and of forecasts without a network, in bins of equally many values,
+    against the horizon, or where that is the same everywhere against the gap since the channel's last value; of the
+    channels with most values that have several bins. None where no channel has."""
     from matplotlib.ticker import NullFormatter, ScalarFormatter
 
     means = head.mean(answers.params).double().numpy()
-    counts = np.bincount(answers.channel, minlength=len(channels))
-    drawn = [each for each in np.argsort(-counts, kind="stable")[:_CHANNELS].tolist() if counts[each]]
+    varies = np.ptp(np.quantile(answers.horizon, [0.05, 0.95])) > 0.01 * answers.horizon.max()
     factor, unit = readable(unit, float(np.quantile(answers.horizon, 0.9)))
-    distances = {"gap since the channel's last value": factor * answers.gap}
-    if np.ptp(np.quantile(answers.horizon, [0.05, 0.95])) > 0.01 * answers.horizon.max():
-        distances = {"horizon": factor * answers.horizon, **distances}
-    figure, every = figure_and_axes(len(distances), len(drawn))
-    for axes, (number, (name, distance)) in zip(every, itertools.product(drawn, distances.items()), strict=True):
+    distance = factor * (answers.horizon if varies else answers.gap)
+    counts = np.bincount(answers.channel, minlength=len(channels))
+    drawn: dict[int, dict[str, tuple[np.ndarray, np.ndarray]]] = {}
+    for number in np.argsort(-counts, kind="stable").tolist():
         chosen, curves = answers.channel == number, dict[str, tuple[np.ndarray, np.ndarray]]()
         for who in (*answers.baselines, "model"):
             forecast = (means[chosen], 0.0) if who == "model" else answers.baseline(who, chosen)
-            if forecast is None:
-                continue
-            x, y = _binned(distance[chosen], (forecast[0] - answers.target[chosen]) ** 2)
-            curves[who] = x, np.sqrt(y)
+            if forecast is not None:
+                x, y = _binned(distance[chosen], (forecast[0] - answers.target[chosen]) ** 2)
+                curves[who] = x, np.sqrt(y)
+        if len(curves["model"][0]) > 1 and len(drawn) < _CHANNELS:
+            drawn[number] = curves
+    if not drawn:
+        return None
+    columns = min(2, len(drawn))
+    figure, every = figure_and_axes(columns, -(-len(drawn) // columns))
+    for axes, (number, curves) in zip(every, drawn.items(), strict=False):
         top = max(float(y.max(initial=0)) for who, (_, y) in curves.items() if who != MEAN)
+        ends = []
         for who, (x, y) in curves.items():
-            if who != MEAN or y.min(initial=np.inf) < 1.5 * top:  # far off where values drift: it would not be seen
-                axes.plot(x, y, marker="o", markersize=3, linewidth=1.4, color=_COLOURS.get(who), label=who)
-        positive = distance[chosen][distance[chosen] > 0]
+            if len(y) and (who != MEAN or y.min() < 1.1 * top):  # far off where values drift: it would not be seen
+                colour = _COLOURS.get(who)
+                axes.plot(x, y, marker="o", markersize=3, linewidth=2.2 if who == "model" else 1.2, color=colour)
+                ends.append((min(y[-1], 1.1 * top), who, colour))
+        positive = distance[answers.channel == number]
+        positive = positive[positive > 0]
         if len(positive) and np.nanmax(positive) > 100 * np.nanmin(positive):
             axes.set_xscale("log")
             axes.xaxis.set_major_formatter(ScalarFormatter())
             axes.xaxis.set_minor_formatter(NullFormatter())
-        axes.set_ylim(0, 1.5 * top or None)
-        axes.set_xlabel(f"{name} ({unit})")
-        axes.set_ylabel(f"error of {channels[number]}")
-    named = {
-        label: handle for axes in every for handle, label in zip(*axes.get_legend_handles_labels(), strict=True)
-    }  # fmt: skip
-    labels = list(named)
-    figure.legend(
-        named.values(),
-        labels,
-        loc="outside upper center",
-        ncols=min(3, len(labels)) if len(distances) == 1 else len(labels),
-        frameon=False,
-        fontsize=8,
-    )
+        axes.set_ylim(0, 1.1 * top or None)
+        axes.set_title(channels[number], fontsize=10)
+        axes.set_xlabel(f"{'horizon' if varies else 'gap since the last value'} ({unit})")
+        axes.set_ylabel("root mean square error")
+        label_ends(axes, ends)
+    for axes in every[len(drawn) :]:
+        axes.set_visible(False)
     figure.savefig(out)
     return out
 
