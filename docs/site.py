@@ -10,6 +10,7 @@ import inspect
 import io
 import re
 from html import unescape
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -178,8 +179,17 @@ def _code(blocks: list[str]) -> list[str]:
 def names() -> str:
     """The docstrings of the public names, under these names, and of what an extension registers and tests with."""
     public = [name for name in glissando.__all__ if name not in ("__version__", *EXTENSIONS)]
-    text = ["# Python", "", "What `import glissando` offers. [Add your own](extending.md) has whole examples."]
-    text += [_documented(f"glissando.{name}") for name in public]
+    text = [
+        "# Python",
+        "",
+        "What `glissando`, `glissando.series` and `glissando.events` offer. [Add your own](extending.md) has examples.",
+    ]
+    shown = {f"glissando.{name}" for name in public}
+    text += [_documented(name) for name in sorted(shown)]
+    homes = {_home(name) for name in shown}
+    for module in ("glissando.series", "glissando.events"):
+        offered = (f"{module}.{name}" for name in import_module(module).__all__)
+        text += [_documented(name) for name in offered if _home(name) not in homes]
     text += [_extension(name, about) for name, about in EXTENSIONS.items()]
     text += [_documented(f"glissando.testing.{name}") for name in ("check_mixer", "check_depth")]
     return "\n\n".join(text) + "\n"

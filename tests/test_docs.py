@@ -217,7 +217,8 @@ def test_the_site_builds(tmp_path):
     assert len(formulas) > 500
     assert not [formula for formula in formulas if "\\" in formula or "<mi>&" in formula.replace("<mi>&#", "")]
     api = (tmp_path / "site/api/index.html").read_text()
-    for name in ("model.LanguageModel.init_state", "backbone.Backbone.save"):
+    names = ("init_state", "save", "num_parameters", "from_preset")
+    for name in (*(f"model.LanguageModel.{each}" for each in names), "series.estimators.Forecaster.fit"):
         assert f'id="glissando.{name}"' in api
     for name in ("register_mixer", "register_depth", "register_corpus", "register_probe", "LanguageModel", "load"):
         assert re.search(
