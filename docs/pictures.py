@@ -306,7 +306,7 @@ def forecast() -> str:
         0.22,
     )
     chart.line([(row["time"], row["median"]) for row in ahead], "blue")
-    chart.line([(0, -1.7), (0, 1.5)], "soft", 1, ' stroke-dasharray="3 3"')
+    chart.line([(0, -1.7), (0, 1.1)], "soft", 1, ' stroke-dasharray="3 3"')
     for time, value in values:
         chart.mark(time, value, "ink" if time <= 0 else "orange", 3)
     chart.label(-18, 1.55, "values read", "ink")
