@@ -203,6 +203,7 @@ def test_formulas_beside_each_other_are_parts_and_comments_stand_above_their_lin
     any(importlib.util.find_spec(name) is None for name in ("mkdocs", "material", "mkdocstrings", "latex2mathml")),
     reason="needs the extra docs, which `make docs` installs",
 )
+@pytest.mark.timeout(900)
 def test_the_site_builds(tmp_path):
     command = [sys.executable, "-m", "mkdocs", "build", "-d", str(tmp_path / "site")]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
