@@ -25,7 +25,7 @@ from glissando.compare.log import Log
 from glissando.compare.measure import MEASURED, read_measured
 from glissando.compare.plan import Amount
 from glissando.compare.results import bits_on
-from glissando.compare.speed import _Entry, warm_up
+from glissando.compare.speed import _Entry, cost_of
 from glissando.metrics import read_metrics
 
 #: two processes are started and a few models trained: seconds on a machine of one's own, minutes on a busy one
@@ -211,7 +211,7 @@ def test_no_models_seconds_are_spent_on_compiling(kind, expected, tmp_path, monk
     done = []
 
     def compiled(config):
-        warm_up(config)
+        cost_of(config)
         done.append("compiled")
         assert config.model.hidden_size == 16
 
@@ -219,7 +219,7 @@ def test_no_models_seconds_are_spent_on_compiling(kind, expected, tmp_path, monk
         done.append("trained")
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(training, "warm_up", compiled)
+    monkeypatch.setattr(training, "cost_of", compiled)
     monkeypatch.setattr(training, "train", trained)
     asked = comparison(tmp_path, data={"seq_len": 32, "batch_size": 1})
     asked.given, asked.budget = ["liquid-ssm-nano"], Amount(kind, 2)

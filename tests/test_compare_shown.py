@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import io
 import re
+import time
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from glissando.compare import run as compare
 from glissando.compare.log import JobProgress, Log
 from glissando.compare.measure import read_measured
 from glissando.compare.plan import Amount, Comparison, Job
-from glissando.compare.speed import measure_speed
+from glissando.compare.speed import DECODED, Cost, measure_speed
 from glissando.data.corpora import build_corpus
 from glissando.decoding import CompiledStep
 from glissando.errors import ConfigError
@@ -118,33 +119,65 @@ def test_speed_says_what_it_measures(tmp_path, monkeypatch):
     ]  # fmt: skip
 
 
-def test_a_comparison_that_takes_too_long_has_fewer_models_and_a_smaller_budget(tmp_path, monkeypatch):
-    asked = comparison(tmp_path, **SMALL)
-    asked.given = [*ASKED]
-    asked.budget = Amount("tokens", 13000.0)
+def planning(path: Path, monkeypatch) -> Any:
+    """Four models of 13,000 tokens: 13 s of steps each, and 2 + 12 x 0.5 + 0.01 x (300 + 384) s for the rest."""
+    asked = comparison(path, **SMALL)
+    asked.given, asked.budget = [*ASKED], Amount("tokens", 13000.0)
     asked.check()
     asked.write_plan()
-    monkeypatch.setattr(duration, "step_rate", lambda config: (1000.0, 32))
+    monkeypatch.setattr(duration, "cost_of", lambda config: Cost(1e-3, 0.0, held_out=0.5, decoded=0.01, start=1.0))
+    return asked
+
+
+def fit(asked: Any, within: float | None, spent: float = 0.0) -> tuple[Any, dict[str, float], str]:
     said = io.StringIO()
     with contextlib.closing(Log(asked.out, said)) as shown:
-        assert duration.fitted(asked, None, shown) is asked
-        assert duration.fitted(asked, 70, shown) is asked  # 4 x 13 s, and what is measured beside them
-        shorter = duration.fitted(asked, 30, shown)
-    assert "about 68 seconds" in said.getvalue()
-    assert "more than the 30 seconds of --within" in said.getvalue()
+        shorter, expected = duration.fitted(asked, within, shown, time.perf_counter() - spent)
+    return shorter, expected, said.getvalue()
+
+
+def test_a_comparison_that_takes_too_long_has_fewer_models_and_a_smaller_budget(tmp_path, monkeypatch):
+    asked = planning(tmp_path, monkeypatch)
+    fixed = 2 + 12 * 0.5 + 0.01 * (300 + DECODED) + 8 * 1e-3
+    whole, expected, said = fit(asked, None)
+    assert whole is asked
+    assert expected == pytest.approx(dict.fromkeys(ASKED, 13 + fixed))
+    assert "for 13,000 tokens: about 2 minutes; for a first look" in said
+    assert fit(asked, 125)[0] is asked
+    shorter, expected, said = fit(asked, 70, spent=10)
+    assert "more than the 70 seconds of --within" in said
     assert (shorter.names, shorter.budget.kind) == (asked.names[:3], "tokens")
-    assert shorter.budget.value == pytest.approx(13000 * 30 / (3 * 13 * 1.3), rel=0.05)
+    assert shorter.budget.value == pytest.approx(13000 * (60 - 3 * fixed) / (3 * 13), rel=0.05)  # 10 s are over
+    assert sum(expected.values()) == pytest.approx(60, rel=0.05)
+    # what is there goes on with the budget that it has, and a line says so
     shorter.write_plan()
     again = comparison(tmp_path, **SMALL)
     again.given, again.budget = [*ASKED], Amount("tokens", 13000.0)
     assert duration.resumed(again) is again
     assert (again.names, again.budget) == (shorter.names, shorter.budget)
-    # what a training has begun with stays, although this machine is slower now
     config = again.run_jobs(dict.fromkeys(again.names, 1e-3))[0].path(again.directory) / CONFIG
     config.parent.mkdir(parents=True)
     config.touch()
-    with contextlib.closing(Log(again.out, said)) as shown:
-        assert duration.fitted(again, 3, shown) is again
+    same, expected, said = fit(again, 3)
+    assert (same, expected) == (again, {})
+    assert "--within sizes a comparison before its first training" in said
+
+
+def test_a_time_that_is_too_short_for_three_models_takes_two_and_then_says_what_is_the_least(tmp_path, monkeypatch):
+    asked = planning(tmp_path, monkeypatch)
+    two = fit(asked, 40)
+    assert (two[0].names, sum(two[1].values())) == (ASKED[:2], pytest.approx(40, rel=0.05))
+    least, _, said = fit(asked, 5)
+    assert (least.names, least.budget.value) == (ASKED[:2], 260)
+    assert "longer than --within: 2 models and 2% of --budget are the least" in said
+
+
+@pytest.mark.parametrize(("budget", "cluster"), [(Amount("flops", 1e9), None), (Amount("tokens", 90), object())])
+def test_within_is_refused_where_nothing_would_be_timed(budget, cluster, tmp_path):
+    asked = comparison(tmp_path, **SMALL)
+    asked.budget = budget
+    with pytest.raises(ConfigError, match="--within sizes trainings that follow each other on this machine"):
+        compare.compare(asked, cluster, within=60)
 
 
 @pytest.mark.parametrize(

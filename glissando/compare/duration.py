@@ -1,26 +1,29 @@
-"""How long a comparison takes on this machine, from a few steps of each model, and a shorter one instead.
+"""How long a comparison takes on this machine, from what is timed of each model, and a shorter one instead.
 
-The time of a training is its tokens by the tokens/s of a step; what is measured between and behind the trainings is
-taken as a share of it. A machine that is busy meanwhile, or a kernel that is compiled first, makes it longer.
+A training takes its tokens by the time of one, and its validations; beside it, the model is scored, writes a sample,
+and its speed is measured. What is left is corrected after each training by how long those before took.
 """
 
 from __future__ import annotations
 
 import copy
 import json
-import sys
+import math
+import time
 
 from glissando.compare.log import Log
 from glissando.compare.models import read_models
 from glissando.compare.plan import PLAN, SWEEP_SHARE, Amount, Comparison, Job
-from glissando.compare.speed import step_rate
+from glissando.compare.speed import DECODED, cost_of
 from glissando.compare.training import with_vocabulary
 from glissando.runs import CONFIG
 
-#: of the time of the trainings, for held-out texts, samples, and the measurement of speed
-_BESIDE = 0.3
-#: models and tokens of a first look, and how little of its budget a shortened training has
-FEWER, FIRST_LOOK, _LEAST = 3, "tokens=5e4", 0.1
+#: passes over the held-out text: before the first step, ten in a training, and one behind it
+_VALIDATIONS = 12
+#: steps of the speed's measurement, and tokens of a sample
+_STEPS, _SAMPLE = 8, 300
+#: models and tokens of a first look, how many models a shortened comparison has at least, and how little of its budget
+FEWER, FIRST_LOOK, FEWEST, _LEAST = 3, "tokens=5e4", 2, 0.02
 
 
 def planned(comparison: Comparison) -> str:
@@ -30,33 +33,55 @@ def planned(comparison: Comparison) -> str:
     return f"{len(comparison.names)} models, each trained {trained} for {comparison.budget}{probes}"
 
 
-def fitted(comparison: Comparison, within: float | None, log: Log) -> Comparison:
-    """The comparison, with a line of how long it takes; where that is more than `within` seconds, a shorter one.
+def fitted(comparison: Comparison, within: float | None, log: Log, began: float) -> tuple[Comparison, dict[str, float]]:
+    """The comparison, and about how many seconds each model takes where that is known, with a line that says so; where
+    it is more than is left of `within` seconds from `began` on, a shorter one.
 
-    The shorter one has the first models alone and a smaller budget. Nothing is timed where a training has begun before:
-    what is there goes on with the budget that it has.
+    The shorter one has fewer models, the first ones, and a smaller budget; probes are not counted. Nothing is timed
+    where a training has begun before: what is there goes on with the budget that it has.
     """
-    first = [Job("run", name, 0, comparison.rates(name)[0]) for name in comparison.names]
     if any(comparison.directory.glob(f"*/*/*/{CONFIG}")):
-        return comparison
-    if comparison.budget.kind not in ("tokens", "steps", "seconds"):
-        return comparison
-    seconds = [_seconds(comparison, job, log) for job in first]
-    whole = f"{planned(comparison)}: about {spelled(sum(seconds))}"
-    if within is None or sum(seconds) <= within:
-        log.print(f"{whole}; for a first look name {FEWER} models and give --budget {FIRST_LOOK}")
-        return comparison
-    shorter = copy.copy(comparison)
-    names = comparison.names[:FEWER]
+        if within is not None:
+            log.print(
+                f"{planned(comparison)}: {comparison.directory} has trainings, which go on with this budget. --within "
+                "sizes a comparison before its first training: for another, give another --out"
+            )
+        return comparison, {}
+    if comparison.budget.kind == "flops":
+        return comparison, {}
+    costs: dict[str, tuple[float, float]] = {}
+
+    def expected(names: list[str], share: float = 1.0) -> dict[str, float]:
+        return {name: share * costs[name][0] + costs[name][1] for name in names}
+
+    names, left = comparison.names, math.inf
+    for name in names:
+        costs[name] = _costs(comparison, name, log)
+        left = math.inf if within is None else within - (time.perf_counter() - began)
+        if len(costs) == FEWER and sum(expected([*costs]).values()) > left:
+            break  # the others are not trained in any case
+    fits, seconds = len(costs) == len(names), sum(expected([*costs]).values())
+    few = "" if fits else f", {FEWER} of them alone"
+    line = f"{planned(comparison)}{few}: about {spelled(seconds)}{' without the probes' if comparison.probes else ''}"
+    if within is None or (fits and seconds <= left):
+        log.print(f"{line}; for a first look name {FEWER} models and give --budget {FIRST_LOOK}")
+        return comparison, expected(names)
+    share = 1.0
+    for count in range(min(FEWER, len(names)), min(FEWEST, len(names)) - 1, -1):
+        names = comparison.names[:count]
+        share = min(1.0, (left - sum(expected(names, 0.0).values())) / sum(costs[name][0] for name in names))
+        if share >= _LEAST:
+            break
+    shorter, given = copy.copy(comparison), comparison.given
     shorter.__dict__.pop("models")
-    given = comparison.given
-    shorter.given = {name: given[name] for name in names} if isinstance(given, dict) else list(given)[:FEWER]
-    least = sum(seconds[:FEWER])
-    share = max(_LEAST, min(1.0, within / least))
-    shorter.budget = Amount(comparison.budget.kind, float(f"{share * comparison.budget.value:.2g}"))
-    log.print(f"{whole}, more than the {spelled(within)} of --within")
-    log.print(f"instead: {planned(shorter)}: about {spelled(least * shorter.budget.value / comparison.budget.value)}")
-    return shorter
+    shorter.given = {name: given[name] for name in names} if isinstance(given, dict) else list(given)[: len(names)]
+    shorter.budget = Amount(comparison.budget.kind, float(f"{max(_LEAST, share) * comparison.budget.value:.2g}"))
+    shortened = expected(names, shorter.budget.value / comparison.budget.value)
+    log.print(f"{line}, more than the {spelled(within)} of --within")
+    note = f", longer than --within: {len(names)} models and {_LEAST:.0%} of --budget are the least"
+    about = spelled(sum(shortened.values()))
+    log.print(f"instead: {planned(shorter)}: about {about} from now{'' if share >= _LEAST else note}")
+    return shorter, shortened
 
 
 def resumed(comparison: Comparison) -> Comparison:
@@ -68,23 +93,29 @@ def resumed(comparison: Comparison) -> Comparison:
     plan = json.loads(file.read_bytes())
     value, _, kind = plan["budget"].partition(" ")
     budget, names = Amount(kind, float(value.replace(",", ""))), list(read_models(plan["models"]))
-    asked = comparison.names in (names, [*names, *comparison.names[FEWER:]])
-    if asked and kind == comparison.budget.kind and budget.value <= comparison.budget.value:
+    if (
+        names == comparison.names[: len(names)]
+        and kind == comparison.budget.kind
+        and budget.value <= comparison.budget.value
+    ):
         comparison.given, comparison.budget = plan["models"], budget
         del comparison.models
-        print(f"as {file} has it: {planned(comparison)}", file=sys.stderr, flush=True)
     return comparison
 
 
-def _seconds(comparison: Comparison, job: Job, log: Log) -> float:
-    """Of all trainings of a model but its probes."""
+def _costs(comparison: Comparison, name: str, log: Log) -> tuple[float, float]:
+    """Seconds of a model's training steps, all trainings together but those of probes, and of all else."""
+    log.status(f"timing {name}")
+    job = Job("run", name, 0, comparison.rates(name)[0])
+    cost = cost_of(with_vocabulary(comparison.config(job)))
     kind, value = comparison.budget
-    trainings = comparison.seeds + (SWEEP_SHARE * len(comparison.learning_rates) if comparison.sweeps else 0)
-    if kind != "seconds":
-        log.status(f"timing a training step of {job.model}")
-        rate, tokens = step_rate(with_vocabulary(comparison.config(job)))
-        value *= (1 if kind == "tokens" else tokens) / rate
-    return trainings * value * (1 + _BESIDE)
+    trainings = comparison.seeds + (len(comparison.learning_rates) if comparison.sweeps else 0)
+    whole = comparison.seeds + (SWEEP_SHARE * len(comparison.learning_rates) if comparison.sweeps else 0)
+    steps = whole * value * {"tokens": cost.token, "steps": cost.step, "seconds": 1.0}[kind]
+    validations = 2 if kind == "seconds" else _VALIDATIONS  # under a budget in seconds they are a part of it
+    each = 2 * cost.start + validations * cost.held_out + _SAMPLE * cost.decoded
+    read = sum(comparison.contexts) * cost.token
+    return steps, trainings * each + _STEPS * cost.step + read + len(comparison.contexts) * DECODED * cost.decoded
 
 
 def spelled(seconds: float) -> str:

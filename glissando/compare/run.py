@@ -8,7 +8,8 @@ from __future__ import annotations
 import contextlib
 import json
 import sys
-from collections.abc import Generator, Sequence
+import time
+from collections.abc import Generator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,9 +21,9 @@ from glissando.compare.report import ranked, write_report
 from glissando.compare.results import Finished, ModelResult, beyond, bits_on, choose, gather
 from glissando.compare.speed import measure_speed
 from glissando.compare.training import train_and_measure
-from glissando.errors import TrainingError
+from glissando.errors import ConfigError, TrainingError
 from glissando.machine import environment
-from glissando.progress import minutes
+from glissando.progress import elapsed_and_left, minutes
 from glissando.storage import write_atomic
 
 if TYPE_CHECKING:
@@ -45,7 +46,13 @@ def compare(
     TrainingError where no learning rate of any model works. Ctrl-C raises KeyboardInterrupt once the step in progress
     is saved.
     """
+    began = time.perf_counter()
     if within is not None:
+        if cluster is not None or comparison.budget.kind == "flops":
+            raise ConfigError(
+                "--within sizes trainings that follow each other on this machine, with a budget of tokens, steps or "
+                "seconds: leave it out, or --on and a budget of flops"
+            )
         comparison = resumed(comparison)
     print("reading the text, and training the tokenizer where it is BPE", file=sys.stderr, flush=True)
     comparison.check()
@@ -60,11 +67,12 @@ def compare(
             log.print(
                 "a budget in seconds is wall time: trainings on one machine share it, and each does less than alone"
             )
-        if cluster is None and (fitting := fitted(comparison, within, log)) is not comparison:
-            comparison = fitting
+        expected: dict[str, float] = {}
+        if cluster is None:
+            comparison, expected = fitted(comparison, within, log, began)
             comparison.write_plan()
         sweep, chosen = _chosen(comparison, log, cluster)
-        runs = _finish_all(comparison, comparison.run_jobs(chosen), log, cluster)
+        runs = _finish_all(comparison, comparison.run_jobs(chosen), log, cluster, expected)
         speed = _speed(comparison, runs, log)
         probes = _finish_all(comparison, comparison.probe_jobs(chosen), log, cluster)
         log.print("writing the report")
@@ -98,8 +106,14 @@ def _chosen(comparison: Comparison, log: Log, cluster: Cluster | None) -> tuple[
     return tried, chosen
 
 
-def _finish_all(comparison: Comparison, jobs: Sequence[Job], log: Log, cluster: Cluster | None) -> list[Finished]:
-    """Each job trained and measured, now or before; with a `cluster` side by side."""
+def _finish_all(
+    comparison: Comparison, jobs: Sequence[Job], log: Log, cluster: Cluster | None, expected: Mapping[str, float] = {}
+) -> list[Finished]:
+    """Each job trained and measured, now or before; with a `cluster` side by side.
+
+    expected   about how many seconds a model takes, for what is left after each training; none: not known
+    """
+    began, whole, spent = time.perf_counter(), sum(expected.get(job.model, 0.0) for job in jobs), 0.0
     done: dict[Job, dict[str, Any]] = {}
     for job in jobs:
         comparison.require_same(job)
@@ -110,7 +124,9 @@ def _finish_all(comparison: Comparison, jobs: Sequence[Job], log: Log, cluster: 
     with contextlib.closing(results):
         for job, figures in results:
             done[job] = figures
-            log.print(_ended(job, figures))
+            spent += expected.get(job.model, 0.0)
+            left = f"; {elapsed_and_left(time.perf_counter() - began, spent / whole)}" if 0 < spent < whole else ""
+            log.print(_ended(job, figures) + left)
     return [Finished(job, job.path(comparison.directory), done[job]) for job in jobs]
 
 

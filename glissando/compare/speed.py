@@ -19,7 +19,7 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -28,6 +28,7 @@ from torch import Tensor, nn
 from glissando.config import from_dict
 from glissando.data.corpora import build_corpus
 from glissando.decoding import decoder_of
+from glissando.evaluation.scoring import score
 from glissando.generation import BLOCK, Continuation
 from glissando.loading import load
 from glissando.machine import allocated_at_peak
@@ -40,6 +41,10 @@ from glissando.training.config import RunConfig
 
 ROUNDS = 5
 _TOKENS = 2 * BLOCK
+#: tokens that a model decodes behind each context
+DECODED = (ROUNDS + 1) * _TOKENS
+#: seconds for which steps are timed
+_TIMED = 1.0
 #: as the samples of the report are drawn
 SAMPLING = Sampling(temperature=0.8, top_p=0.9)
 
@@ -102,25 +107,44 @@ def measure_speed(
     return result
 
 
-def warm_up(config: RunConfig) -> None:
-    """One step and a few decoded tokens of such a model, so that its kernels are compiled before a clock runs.
+class Cost(NamedTuple):
+    """Seconds on this machine as it is now: of a token of a training step and of such a step, of all held-out text, of
+    a decoded token, and of building the corpus and the model."""
+
+    token: float
+    step: float
+    held_out: float
+    decoded: float
+    start: float
+
+
+def cost_of(config: RunConfig) -> Cost:
+    """What such a model takes, of kernels that are then compiled.
 
     config    with the tokenizer's vocabulary
     """
+    began = time.perf_counter()
     entry = _Entry(LanguageModel(config.model).to(device_of(config)), config)
-    _step_of(entry)()
-    entry.model.eval()
-    with torch.no_grad():
-        _milliseconds(entry.model, *_read(entry, _TOKENS))
-
-
-def step_rate(config: RunConfig) -> tuple[float, int]:
-    """Tokens/s of a training step of such a model, the best of two, and its tokens. `config` as in `warm_up`."""
-    entry = _Entry(LanguageModel(config.model).to(device_of(config)), config)
-    step = _step_of(entry)
-    step()
     rows, length = entry.rows()
-    return max(step(), step()), rows * length
+    start, step = time.perf_counter() - began, _step_of(entry)
+    step()
+    began, steps = time.perf_counter(), 0
+    while steps < 3 or (time.perf_counter() - began < _TIMED and steps < 50):
+        step()
+        steps += 1
+    taken = (time.perf_counter() - began) / steps
+    batches = list(build_corpus(config.data, entry.model.tokenizer).batches("valid"))
+    began = time.perf_counter()
+    score(entry.model, batches[:1])
+    held_out = (time.perf_counter() - began) * len(batches)
+    decoded = 0.0
+    if entry.max_length() > _TOKENS and not getattr(entry.model.depth, "recomputes", False):
+        entry.model.eval()
+        with torch.no_grad():
+            text = _read(entry, 1)
+            _milliseconds(entry.model, *text)
+            decoded = _milliseconds(entry.model, *text) / 1e3
+    return Cost(taken / (rows * length), taken, held_out, decoded, start)
 
 
 def _kind(model: LanguageModel) -> str:

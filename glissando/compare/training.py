@@ -10,7 +10,7 @@ from typing import Any
 from glissando.compare.log import JobProgress, Log
 from glissando.compare.measure import measure, record_failure
 from glissando.compare.plan import Job
-from glissando.compare.speed import warm_up
+from glissando.compare.speed import cost_of
 from glissando.data.corpora import build_tokenizer
 from glissando.errors import DivergenceError, Stopped
 from glissando.runs import Run
@@ -25,7 +25,7 @@ def train_and_measure(config: RunConfig, job: Job, path: Path, log: Log) -> dict
         try:
             if config.training.seconds is not None:
                 log.status(f"{job.title}: compiling")  # a machine does so once: no model's seconds are spent on it
-                warm_up(with_vocabulary(config))
+                cost_of(with_vocabulary(config))
             if path.is_dir() and not Run(path).has_only_begun():
                 resume(path, progress=shown)
             else:
