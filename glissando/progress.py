@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
+import threading
 import time
 from collections.abc import Iterable, Iterator, Sized
-from typing import TextIO, TypeVar
+from typing import Any, TextIO, TypeVar
 
 #: seconds between lines where there is no terminal
 QUIET_SECONDS = 20.0
+#: seconds behind which a terminal on which nothing was written shows how long the program has worked
+SILENT_SECONDS = 4.0
 
 T = TypeVar("T")
 
@@ -35,6 +39,68 @@ def track(
             times = elapsed_and_left(now - began, done / total if total else 0.0)
             print(f"{what}: {count}{unit and ' ' + unit}, {times}", file=file, flush=True)
         yield item
+
+
+class _Noticed:
+    """A stream that notes when it was written to, and clears the `clock` that stands on the terminal before it is."""
+
+    def __init__(self, stream: TextIO, clock: _Clock) -> None:
+        self._stream, self._clock = stream, clock
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+    def write(self, text: str) -> int:
+        with self._clock.lock:
+            self._clock.hide()
+            self._clock.written, self._clock.is_mid_line = time.perf_counter(), not text.endswith("\n")
+            return self._stream.write(text)
+
+
+class _Clock(threading.Thread):
+    """Shows the time since the start in the terminal's last line while nothing else is written."""
+
+    def __init__(self, terminal: TextIO, silent: float) -> None:
+        super().__init__(daemon=True)
+        self.terminal, self.silent, self.lock, self.ended = terminal, silent, threading.Lock(), threading.Event()
+        self.began = self.written = time.perf_counter()
+        self.is_mid_line = self.is_shown = False
+
+    def run(self) -> None:
+        while not self.ended.wait(self.silent / 4):
+            with self.lock:
+                now = time.perf_counter()
+                if now - self.written >= self.silent and not self.is_mid_line and not self.ended.is_set():
+                    self._write(f"\r\x1b[Kworking, {minutes(now - self.began)}")
+                    self.is_shown = True
+
+    def hide(self) -> None:
+        if self.is_shown:
+            self._write("\r\x1b[K")
+            self.is_shown = False
+
+    def _write(self, text: str) -> None:
+        with contextlib.suppress(OSError, ValueError):  # a terminal that is closed ends nothing
+            print(text, end="", file=self.terminal, flush=True)
+
+
+@contextlib.contextmanager
+def never_silent(silent: float = SILENT_SECONDS) -> Iterator[None]:
+    """While the block runs, a terminal at stderr shows the time whenever nothing was printed for `silent` seconds."""
+    out, err = sys.stdout, sys.stderr
+    if err is None or not err.isatty():
+        yield
+        return
+    clock = _Clock(err, silent)
+    sys.stdout, sys.stderr = _Noticed(out, clock), _Noticed(err, clock)  # type: ignore[assignment]
+    clock.start()
+    try:
+        yield
+    finally:
+        clock.ended.set()
+        with clock.lock:
+            clock.hide()
+        sys.stdout, sys.stderr = out, err
 
 
 def elapsed_and_left(seconds: float, share: float) -> str:

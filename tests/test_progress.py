@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import io
 import itertools
+import sys
+import time
 
 import pytest
 
 from glissando import progress
-from glissando.progress import elapsed_and_left, minutes, track
+from glissando.progress import elapsed_and_left, minutes, never_silent, track
 
 
 class Terminal(io.StringIO):
@@ -51,3 +53,32 @@ def test_minutes(seconds, text):
 def test_nothing_is_left_where_nothing_is_known():
     assert elapsed_and_left(5, 0) == "0:05 elapsed"
     assert elapsed_and_left(30, 0.25) == "0:30 elapsed, about 1:30 left"
+
+
+def test_a_silent_terminal_shows_the_time_and_clears_it_before_the_next_line(monkeypatch):
+    terminal = Terminal()
+    monkeypatch.setattr(sys, "stderr", terminal)
+    with never_silent(0.02):
+        while "working" not in terminal.getvalue():
+            time.sleep(0.005)
+        print("done", file=sys.stderr)
+    assert sys.stderr is terminal
+    assert "working, 0:00\r\x1b[Kdone\n" in terminal.getvalue()
+
+
+def test_the_time_never_stands_in_a_line_that_is_being_written(monkeypatch):
+    terminal = Terminal()
+    monkeypatch.setattr(sys, "stderr", terminal)
+    monkeypatch.setattr(sys, "stdout", Terminal())
+    with never_silent(0.02):
+        print("Once upon", end="")
+        before = terminal.getvalue()
+        time.sleep(0.2)
+        assert terminal.getvalue() == before
+
+
+def test_a_file_is_left_as_it_is(monkeypatch):
+    file = io.StringIO()
+    monkeypatch.setattr(sys, "stderr", file)
+    with never_silent(0.0):
+        assert sys.stderr is file

@@ -82,6 +82,21 @@ def test_the_example_is_the_corpus_s_own_prompt(tmp_path, capfd, corpus):
     assert shlex.split(example) == ["glissando", "generate", str(tmp_path / "run"), *typed]
 
 
+def test_a_file_has_a_line_now_and_then_between_validations(tmp_path, now):
+    """After 20 seconds, and from 400 seconds on after a twentieth of the time."""
+    loop, file = loop_for(tmp_path), io.StringIO()
+    loop.fabric.launch()
+    progress = Progress(file)
+    progress.before_step(loop, [next(iter(loop.task.batches("train")))])
+    lines = len(file.getvalue().splitlines())
+    added = []
+    for now[0] in (105, 121, 130, 142, 1100, 1130, 1160):
+        progress.logged(loop)
+        added.append(len(file.getvalue().splitlines()) - lines)
+        lines += added[-1]
+    assert added == [0, 1, 0, 1, 1, 0, 1]
+
+
 def test_rate_leaves_out_what_is_no_step(tmp_path, now):
     loop, progress = loop_for(tmp_path), Progress()
     now[0] += 2
@@ -89,7 +104,7 @@ def test_rate_leaves_out_what_is_no_step(tmp_path, now):
         now[0] += 30
     loop.budget.share, loop.state.tokens = 0.5, 320
     # 320 tokens in 2 seconds; half of the run has taken 32 seconds
-    assert progress.line(loop) == "step 0, 0:32 left, 0.2k tok/s"
+    assert progress.line(loop) == "step 0, 0:32 left, 160 tok/s"
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import importlib
 import io
@@ -12,6 +13,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from glissando.errors import GlissandoError, Stopped, nearest
+from glissando.progress import never_silent
 
 #: command -> what it does; each is a module of this package with `main(arguments)`
 COMMANDS = {
@@ -102,7 +104,9 @@ def _run(command: str, arguments: list[str]) -> int:
     collected = gc.get_threshold()
     gc.set_threshold(100_000 if command in _STARTS_SOON else collected[0])
     try:
-        function_of(command)(arguments)
+        # A server is silent until it is asked.
+        with contextlib.nullcontext() if "serve" in (command, *arguments[:1]) else never_silent():
+            function_of(command)(arguments)
     except GlissandoError as error:
         is_option = f"--{str(error).partition(':')[0]}" in [argument.partition("=")[0] for argument in arguments]
         print(f"glissando {command}: {'--' if is_option else ''}{error}", file=sys.stderr)

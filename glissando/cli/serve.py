@@ -15,6 +15,7 @@ from typing import Any
 from glissando.cli.inference import add_model_options, open_model, require_step
 from glissando.cli.options import Options, Parser, choose_threads, parse, whole
 from glissando.errors import ConfigError, GlissandoError, MissingExtraError
+from glissando.progress import never_silent
 
 EXAMPLE = "glissando serve runs/first --port 8000"
 KEY = "GLISSANDO_API_KEY"
@@ -141,7 +142,8 @@ def missing(error: ModuleNotFoundError) -> MissingExtraError:
 
 def serve(o: Options) -> None:
     """Open the runs and listen. Raises MissingExtraError without the packages, RunError for what is no run."""
-    server = _server(o)
+    with never_silent():
+        server = _server(o)
     listen(server.config(host=o.host, port=port_of(o)), ", ".join(_named(o)), server.runner.close, ABOUT, o.open)
 
 

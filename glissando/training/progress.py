@@ -10,6 +10,7 @@ from typing import Any, TextIO
 
 import torch
 
+from glissando.progress import QUIET_SECONDS
 from glissando.training.hook import Hook
 from glissando.training.loop import Loop
 
@@ -24,7 +25,8 @@ def print_line(line: str, file: TextIO) -> None:
 
 
 class Progress(Hook):
-    """A bar on a terminal, redrawn at most ten times a second; elsewhere a line at every validation."""
+    """A bar on a terminal, redrawn at most ten times a second; elsewhere a line at every validation, and where that is
+    long ago, after QUIET_SECONDS or a twentieth of the time."""
 
     def __init__(self, file: TextIO | None = None) -> None:
         self.file = file or sys.stderr
@@ -34,7 +36,7 @@ class Progress(Hook):
     def before_step(self, loop: Loop, batches: list[Any]) -> None:
         if self.started or not loop.fabric.is_global_zero:
             return
-        self.started, self.first_tokens = True, loop.state.tokens
+        self.started, self.first_tokens, self.drawn = True, loop.state.tokens, time.perf_counter()
         if self.file.isatty():
             from tqdm import tqdm
 
@@ -58,7 +60,12 @@ class Progress(Hook):
             self.bar.n = round(1000 * loop.budget.share)
             with contextlib.suppress(OSError):  # as `print_line`
                 self.bar.set_description_str(self.line(loop), refresh=True)
-        elif self.bar is None and (loop.validated_step == loop.state.step or loop.stop is not None):
+        elif self.bar is None and (
+            loop.validated_step == loop.state.step
+            or loop.stop is not None
+            or now - self.drawn > max(QUIET_SECONDS, loop.clock.elapsed() / 20)
+        ):
+            self.drawn = now
             print_line(self.line(loop), self.file)
 
     def line(self, loop: Loop) -> str:
@@ -84,7 +91,7 @@ class Progress(Hook):
             figures[-1] += unit
         if "entropy_floor" in loop.validation:
             figures.append(f"floor {loop.validation['entropy_floor']:.3f}")
-        return ", ".join([*parts, *figures, f"{rate / 1000:.1f}k tok/s"])
+        return ", ".join([*parts, *figures, f"{rate / 1000:.1f}k tok/s" if rate >= 1000 else f"{rate:.0f} tok/s"])
 
     def message(self, line: str) -> None:
         """A line above the bar."""
