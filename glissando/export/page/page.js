@@ -1,6 +1,6 @@
 // The page: what is asked of the model, and what is shown of its text.
 
-import { poles, position } from "./poles.js";
+import { axes, poles, position } from "./poles.js";
 
 const REASONS = {
   stop: "the model ended it",
@@ -50,7 +50,7 @@ function loading({ loaded, size }) {
 function meet(made) {
   model = made;
   document.title = `${made.name} · glissando`;
-  const parts = [made.name, `${count(made.parameters)} parameters`, `${made.mixers.join(" and ")} over time, ${made.depth} depth`];
+  const parts = [made.name, `${count(made.parameters)} parameters`, axes(made.mixers, made.depth)];
   if (made.capacity) parts.push(`up to ${count(made.capacity)} tokens with the prompt`);
   parts.push("computed in this browser, nothing is sent");
   $("about").textContent = parts.join(" · ");

@@ -6,7 +6,7 @@ import { Column } from "./column.js";
 import { connectKey, hush, tell } from "./failures.js";
 import { History } from "./history.js";
 import { Looks } from "./looks.js";
-import { poles } from "./poles.js";
+import { axes, poles } from "./poles.js";
 import { fromFragment, toFragment } from "./recipe.js";
 import { copy, save } from "./share.js";
 import { drawLegend, fitColours } from "./text.js";
@@ -17,7 +17,6 @@ const PRESETS = {
   Bold: { temperature: "1.1", top_p: "0.95", top_k: "" },
   Greedy: { temperature: "0", top_p: "", top_k: "" },
 };
-const DEPTHS = { discrete: "ordinary layers", tied: "one block, applied repeatedly", flow: "depth is an ODE" };
 const OWN = "Your own";
 const NUMBERS = ["top_p", "top_k", "max_tokens"];
 const LENGTH = 400; // tokens of a text, at first: a story ends before
@@ -99,7 +98,7 @@ function headingOf(column) {
 
 function aboutOf({ model: name, parameters, mixers, depth, trained_on: corpus, max_length }) {
   const { max_prompt, max_tokens } = serverInfo;
-  const parts = [name, `${count(parameters)} parameters`, `${mixers.join(" and ")} over time, ${DEPTHS[depth] ?? `${depth} depth`}`];
+  const parts = [name, `${count(parameters)} parameters`, axes(mixers, depth)];
   if (corpus) parts.push(`trained on ${corpus}`);
   if (max_length) parts.push(`up to ${count(max_length)} tokens with the prompt`);
   else parts.push(`prompts up to ${count(max_prompt)} tokens, texts up to ${count(max_tokens)}`);
@@ -338,7 +337,9 @@ async function follow() {
     for (const [index, column] of columns.entries()) column.settings = recipe.columns[index];
     namePreset();
     linked = recipe.columns.map(({ start, turns }) => ({ start, turns }));
-    $("shared").textContent = "This link holds a text. Press Write to generate it.";
+    for (const place of [$("shared"), ...columns.map((column) => column.$("empty"))]) {
+      place.textContent = "This link holds a text. Press Write to generate it.";
+    }
     $("write").focus();
   } catch (error) {
     tell(error);

@@ -1,6 +1,11 @@
-// Words for the ends of dials, of the playground and of an exported page.
+// Words for a model and the ends of its dials, of the playground and of an exported page.
 
 const POLES = { mood: ["sad", "happy"], speech: ["quiet", "talkative"] };
+
+const DEPTHS = { discrete: "ordinary layers", tied: "one block, applied repeatedly", flow: "depth is an ODE" };
+
+/** "attention over time, depth is an ODE". */
+export const axes = (mixers, depth) => `${mixers.join(" and ")} over time, ${DEPTHS[depth] ?? `${depth} depth`}`;
 
 /** The words for a dial at -1 and at +1. */
 export const poles = (name) => POLES[name] ?? ["−1", "+1"];
