@@ -23,31 +23,48 @@ MOST = 10_000
 #: the end of a module's name -> what it is for
 ROLES = {
     "embedding": "embedding: what each byte is",
-    "mixer_norm": "norm around attention",
+    "mixer_norm": "norm before the mixer",
     "mixer.qkv": "queries, keys, values",
-    "mixer.out": "attention's output",
-    "mlp_norm": "norm around the MLP",
+    "mixer.qk": "queries and keys",
+    "mixer.v": "values",
+    "project": "the mixer's inputs",
+    "out": "the mixer's output",
+    "control": "dials",
+    "mlp_norm": "norm before the MLP",
     "mlp.up": "MLP, in",
     "mlp.down": "MLP, out",
-    "final_norm": "last norm",
+    "norm": "last norm",
     "head": "head: which byte comes next",
 }
 #: squares of a row of the picture, and how much larger a square of a small matrix is
 ACROSS, ENLARGED = 256, 3
+#: characters of a title of names
+LONGEST = 40
 
 
 def matrices(model: LanguageModel) -> list[tuple[str, str, Tensor]]:
-    """Each module's parameters as one matrix, a row for each input and one for the bias, with layer and title."""
+    """Each module's parameters of one width as one matrix, a row for each input and one for the bias, with layer and
+    title: its role, or where it has none in ROLES the names of module and parameters."""
     titled = []
     for name, module in model.named_modules():
-        parameters = [p.detach().cpu().double() for _, p in module.named_parameters(recurse=False)]
-        if not parameters:
-            continue
-        rows = torch.cat([p.T if p.ndim == 2 else p.reshape(1, -1) for p in parameters])
-        role = next((role for end, role in ROLES.items() if name.endswith(end)), name)
-        layer = "".join(filter(str.isdigit, name))
-        titled.append((layer, f"{role}\n{rows.numel():,} of $\\pm${rows.abs().max():.2g}", rows))
+        by_width: dict[int, dict[str, Tensor]] = {}
+        for own, parameter in module.named_parameters(recurse=False):
+            rows = _rows(parameter.detach().cpu())
+            by_width.setdefault(rows.shape[1], {})[own] = rows
+        for parts in by_width.values():
+            rows = torch.cat([*parts.values()])
+            also = f"{name.split('.')[-1]}: {', '.join(parts)}" if name else ", ".join(parts)
+            role = next((role for end, role in ROLES.items() if f".{name}".endswith(f".{end}")), also[:LONGEST])
+            layer = next(filter(str.isdigit, name.split(".")), "")
+            titled.append((layer, f"{role}\n{rows.numel():,} of $\\pm${rows.abs().max():.2g}", rows))
     return titled
+
+
+def _rows(parameter: Tensor) -> Tensor:
+    """A parameter as a matrix of real numbers, a row for each input; of complex ones both parts beside each other."""
+    if parameter.is_complex():
+        parameter = torch.view_as_real(parameter).flatten(-2)
+    return (parameter.flatten(0, -2).T if parameter.ndim > 1 else parameter.reshape(1, -1)).double()
 
 
 def plot_parameters(model: LanguageModel, target: Path) -> Path:
@@ -55,7 +72,7 @@ def plot_parameters(model: LanguageModel, target: Path) -> Path:
 
     Raises ValueError for a model of more than MOST parameters.
     """
-    count = sum(p.numel() for p in model.parameters())
+    count = model.num_parameters()
     if count > MOST:
         raise ValueError(f"the model has {count:,} parameters, and squares of more than {MOST:,} are too small to see")
     figure, (axes,) = figure_and_axes(size=(12, 5.6))

@@ -139,6 +139,14 @@ def test_texts_that_do_not_repeat_are_left_out_unless_they_are_named(tmp_path):
     assert panel_of(path, time="t", categorical="notes").codes.tolist() == [[k + 2] for k in range(30)]
 
 
+def test_columns_without_a_value_are_named_where_no_other_is_left(tmp_path):
+    path = write(tmp_path / "t.csv", "t,a,b\n" + "".join(f"{k},,\n" for k in range(30)))
+    with pytest.raises(
+        ConfigError, match="no column to read: the column 'a' is left out: it has no value; the column 'b'"
+    ):
+        panel_of(path, time="t")
+
+
 def test_an_index_of_pandas_is_left_out_and_said(tmp_path):
     lines = [f"{k},{k},{k},{k % 3}" for k in range(30)]
     path = write(tmp_path / "t.csv", "\n".join([",t,Unnamed: 0,v", *lines]) + "\n")
@@ -741,7 +749,7 @@ def test_a_malformed_csv_is_refused_with_its_line(text, message, tmp_path):
 
 def test_bytes_that_are_no_utf8_are_refused(tmp_path):
     (tmp_path / "t.csv").write_bytes("a,b\n1,2\n3,é\n".encode("latin-1"))
-    with pytest.raises(DataError, match=r"t\.csv: not a CSV in UTF-8: .*save it in UTF-8"):
+    with pytest.raises(DataError, match=r"t\.csv: at byte 10, line 3: a byte that is not UTF-8 .*iconv -f LATIN1"):
         read_table(tmp_path / "t.csv")
 
 

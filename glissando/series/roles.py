@@ -163,9 +163,8 @@ def _channels(
         else:
             numeric.append(name)
     if not numeric and not categorical:
-        raise ConfigError(
-            f"{table.source} has no column to read but {', '.join(table.columns)}: name some in data.columns"
-        )
+        why = "; ".join(line for line in report if "is left out" in line) or f"it has {', '.join(table.columns)} alone"
+        raise ConfigError(f"{table.source} has no column to read: {why}. Name some in data.columns")
     return numeric, categorical
 
 

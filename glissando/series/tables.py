@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
+from glissando.data.textfile import check_text
 from glissando.errors import DataError, MissingExtraError
 from glissando.machine import available_bytes, readable
 
@@ -184,8 +185,9 @@ def _read_csv(path: Path, delimiter: str) -> Table:
                     )
         except csv.Error as error:
             raise DataError(f"{path}, line {reader.line_num}: not a CSV: {error}; correct the line") from error
-        except UnicodeDecodeError as error:
-            raise DataError(f"{path}: not a CSV in UTF-8: {error}; save it in UTF-8") from error
+        except UnicodeDecodeError:
+            check_text(path)  # names the byte, its line and what converts the file
+            raise
     if not names:
         raise DataError(f"{path} is empty: its first line must name the columns")
     if len(names) == 1 and (between := [each for each in ";\t|" if each in names[0]]):
