@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import argparse
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import field
 from pathlib import Path
 from typing import Any, ClassVar
@@ -22,19 +22,23 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from glissando.config import from_dict, options, to_dict
+from glissando.config import from_dict, options
 from glissando.data.base import WHOLE, Shard, Split
 from glissando.depth import DEPTHS, DiscreteConfig
 from glissando.runs import Run
 from glissando.series import SeriesConfig, SeriesModel
 from glissando.training.config import TrainingConfig
 from glissando.training.fit import resume, train
-from glissando.training.task import Loss, Task
+from glissando.training.task import Loss, Task, TaskConfig
 
 
 @options
 class SumsData:
-    """The batches. length: T; valid_batches: number of held-out batches."""
+    """The batches.
+
+    length         T
+    valid_batches  number of held-out batches
+    """
 
     batch_size: int = 16
     length: int = 8
@@ -52,7 +56,7 @@ class SumsModel(SeriesConfig):
 
 
 @options
-class SumsConfig:
+class SumsConfig(TaskConfig):
     """All of a run of this task: what config.yaml holds, beside `kind`."""
 
     data: SumsData = field(default_factory=SumsData)
@@ -61,18 +65,9 @@ class SumsConfig:
 
     kind: ClassVar[str] = "sums"
     command: ClassVar[str] = "sums"  # for the advice on how to continue a run that was stopped
-    other_texts: ClassVar[str | None] = None
-    start_from: ClassVar[str | None] = None
-    grown: ClassVar[dict[str, Any]] = {}
-
-    def check(self, processes: int) -> None:
-        """Raise ConfigError for options that make no sense together."""
 
     def task(self, resumed: Run | None = None) -> Sums:
         return Sums(self)
-
-    def as_dict(self) -> dict[str, Any]:
-        return {"kind": self.kind, **to_dict(self)}
 
 
 class Sums(Task):
@@ -112,12 +107,6 @@ class Sums(Task):
 
     def describe(self, batch: Tensor) -> str:
         return f"running sums {tuple(batch.shape)}"
-
-    def summary(self, run: Run, best_step: int) -> dict[str, Any]:
-        return {"best_step": best_step}
-
-    def closing(self, summary: Mapping[str, Any], run: Run, name: str) -> list[str]:
-        return [f"the best validation is that of step {summary['best_step']}: {name}"]
 
 
 def main() -> None:

@@ -44,6 +44,24 @@ def fails(capsys, *arguments: object, status: int = 2) -> str:
     return captured.err
 
 
+def test_an_error_names_the_flag_to_change(capsys, tmp_path):
+    (tmp_path / "short.txt").write_text("A mouse lived in a mill. " * 40)
+    text = ["train", "--preset", "transformer-nano", "--data.path", tmp_path / "short.txt", "--out", tmp_path / "run"]
+    error = fails(capsys, *text, "--training.steps", "1", "--data.seq_len", "4096", status=1)
+    assert "; lower --data.seq_len or give" in error
+    assert "needs --model.depth.n_steps" in fails(capsys, *text, "--model.depth", "tied", "--training.steps", "1")
+    assert "--data.path is missing" in fails(capsys, "series", "train", "--data.time", "t", "--out", tmp_path / "run")
+    assert "with more --depth.n_steps" in fails(capsys, "generate", "dial", "--depth.method", "dopri5")
+
+
+def test_only_names_of_options_become_flags():
+    from glissando.cli.options import as_flags
+
+    left = "model.init_state(2), 'data.path', runs/data.path, --data.path, data.csv, model.safetensors, data.example"
+    assert as_flags(left, []) == left
+    assert as_flags("data.path and mixer.tau", []) == "--data.path and --model.mixer.tau"
+
+
 def test_help_is_quick_and_needs_no_torch():
     code = (
         "import sys; from glissando.cli import main; main(['--help']); "
@@ -353,7 +371,7 @@ def test_presets_and_corpora(capsys):
         (["train", "--preset", "transformer-nano", "--out", "x"], "warmup-cosine needs an end, and no budget is given"),
         (
             ["train", *TINY, "--training.tokens", "9", "--out", "OUT"],
-            "the budget is one of training.steps, .epochs, .tokens, .seconds, .flops; got steps and tokens",
+            "the budget is one of --training.steps, .epochs, .tokens, .seconds, .flops; got steps and tokens",
         ),
         (["train", "--config", "nowhere.yaml"], "cannot read --config nowhere.yaml"),
         (

@@ -53,7 +53,7 @@ def test_a_comparison_of_two_published_models_takes_rows_that_both_can_read(tmp_
     given = ["--budget", "steps=2", "--allow_unequal", "--contexts", "8", "--data.valid_rows", "1"]
     command = ["compare", "transformer-nano", "hybrid-ode", *small, *given, "--out", str(tmp_path / "out")]
     assert main(command) == 2
-    assert "data.seq_len 512 is longer than model.max_length 128: lower it" in capsys.readouterr().err
+    assert "--data.seq_len 512 is longer than --model.max_length 128: lower it" in capsys.readouterr().err
     assert main([*command, "--data.seq_len", "128", "--data.cut", "true"]) == 0
     assert (tmp_path / "out" / "report.html").is_file()
 

@@ -798,7 +798,7 @@ def test_whole_series_are_held_out():
         for s, name in enumerate(part.names):
             original = panel.choose([panel.names.index(name)])
             assert_equal(part.choose([s]), original)
-        assert part.report[-1] == "held out: 3 of 10 series, chosen by data.seed 0 (--data.split series)"
+        assert part.report[-1] == "held out: 3 of 10 series, chosen by --data.seed 0 (--data.split series)"
     assert parts(panel, SeriesData(seed=1, valid_fraction=0.3))[1].names != valid.names
     with pytest.raises(ConfigError, match=r"data\.valid_fraction 0\.99 holds 10 of 10 series out: lower it"):
         parts(panel, SeriesData(valid_fraction=0.99))
@@ -928,8 +928,8 @@ def test_what_looks_wrong_is_said():
     )  # fmt: skip
     lines = warned(odd)
     assert any(line.startswith("'good' equals 'twin' in all") for line in lines)
-    assert "one: the same value throughout each series; name such a column in data.static, or leave it out" in lines
-    assert "once: at most one value a series; name such a column in data.static, or leave it out" in lines
+    assert "one: the same value throughout each series; name such a column in --data.static, or leave it out" in lines
+    assert "once: at most one value a series; name such a column in --data.static, or leave it out" in lines
     assert any(line.startswith("'flag' alternates: 190 of 190 values differ from the one before") for line in lines)
     assert "'flat' has one value wherever it is observed" in lines
     assert any(line.startswith("'far' has 1 value beyond 20 robust") and "463 in row 12" in line for line in lines)

@@ -40,7 +40,7 @@ def test_a_task_of_ones_own(sums, tmp_path, monkeypatch, capsys):
     printed = capsys.readouterr().err
     assert "running sums (16, 8, 1)" in printed
     assert "step 30: 1 + 2 + 3 = " in printed
-    assert "the best validation is that of step 30" in printed
+    assert "(best validation: step 30)" in printed
     losses = [float(row["valid_loss"]) for row in metrics(whole) if row["valid_loss"]]
     assert losses[-1] < 0.8 * losses[0]
     crash_in(monkeypatch, 16, RuntimeError("a power cut"))

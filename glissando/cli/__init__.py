@@ -108,8 +108,11 @@ def _run(command: str, arguments: list[str]) -> int:
         with contextlib.nullcontext() if "serve" in (command, *arguments[:1]) else never_silent():
             function_of(command)(arguments)
     except GlissandoError as error:
+        from glissando.cli.options import as_flags
+
         is_option = f"--{str(error).partition(':')[0]}" in [argument.partition("=")[0] for argument in arguments]
-        print(f"glissando {command}: {'--' if is_option else ''}{error}", file=sys.stderr)
+        text = as_flags(f"{'--' if is_option else ''}{error}", arguments)
+        print(f"glissando {command}: {text}", file=sys.stderr)
         return error.status
     except BrokenPipeError:
         # The reader (head, less) has had enough; Python must not complain when it flushes at exit.
@@ -151,7 +154,3 @@ def _refusal(error: OSError) -> str:
     """What the system refused, and where: "Permission denied: 'runs/first'"."""
     places = [repr(str(place)) for place in (error.filename, error.filename2) if place is not None]
     return f"{error.strerror or error}{': ' if places else ''}{' -> '.join(places)}"
-
-
-if __name__ == "__main__":
-    sys.exit(main())

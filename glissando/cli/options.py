@@ -211,10 +211,15 @@ def _exponential(text: str) -> Decimal | None:
 
 def _hints(parser: Parser, name: str) -> list[Any]:
     """The types of a dotted option, one for each kind that has it; none for an unknown option."""
-    head, *path = name.split(".")
-    hints = [parser.sections[head]]
-    for part in path:
-        hints = [inner for hint in hints for field, inner in _fields(hint) if field == part]
+    head, _, path = name.partition(".")
+    return _below(parser.sections[head], path)
+
+
+def _below(hint: Any, path: str) -> list[Any]:
+    """The types at a dotted path below a type, one for each kind that has it."""
+    hints = [hint]
+    for part in path.split(".") if path else ():
+        hints = [inner for outer in hints for field, inner in _fields(outer) if field == part]
     return hints
 
 
@@ -250,6 +255,32 @@ def text_like(hint: Any) -> bool:
     if typing.get_origin(hint) in (list, tuple, dict) or registry_of(hint) is not None:
         return False
     return hint is str or any(map(text_like, parts))
+
+
+#: what may be a configuration's name in a message: data.path, and neither a file's path nor a call
+_NAME = re.compile(r"(?<![\w./\\'\"-])(?:block|data|depth|mixer|model|training)\.\w+(?:\.\w+)*(?![\w(/])")
+
+
+def as_flags(message: str, arguments: Sequence[str]) -> str:
+    """A message with its configuration names as the command line takes them: data.path becomes --data.path, and
+    mixer.tau becomes --model.mixer.tau, unless the command was given options of --mixer itself."""
+    if _NAME.search(message) is None:
+        return message
+    from glissando.events.task import EventsRunConfig
+    from glissando.series.task import SeriesRunConfig
+    from glissando.training.config import RunConfig
+
+    sections = [hints_of(config) for config in (RunConfig, SeriesRunConfig, EventsRunConfig)]
+
+    def flag(match: re.Match[str]) -> str:
+        name, head = match[0], match[0].partition(".")[0]
+        if head not in sections[0] and any(argument.startswith(f"--{head}.") for argument in arguments):
+            return f"--{name}"
+        path = name if head in sections[0] else f"model.{name}"
+        top, _, rest = path.partition(".")
+        return f"--{path}" if any(_below(types[top], rest) for types in sections) else name
+
+    return _NAME.sub(flag, message)
 
 
 # ---------------------------------------------------------------------- shared options

@@ -141,7 +141,7 @@ class FlowDepth(Depth):
         if by.steps:
             raise ConfigError(
                 f"{by.steps} more steps of a solver are another approximation of the flow and cannot be exact; "
-                "load the model with another depth.n_steps, or add layers"
+                "generate and evaluate with another --depth.n_steps, or add layers"
             )
         if by.layers and not self.field.can_be_identity():
             raise ConfigError(

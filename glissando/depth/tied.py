@@ -45,7 +45,7 @@ class TiedDepth(Stack):
         if config.n_steps is None or config.n_steps < config.layers:
             raise ConfigError(
                 f"a tied depth needs depth.n_steps, how many times its {config.layers} layers are applied in all, at "
-                f"least once each; got {config.n_steps}. Set for example depth.n_steps: {6 * config.layers}"
+                f"least once each; got {config.n_steps}. Set for example depth.n_steps {6 * config.layers}"
             )
         super().__init__(config, make_block, config.n_steps, marks_steps=True)
 

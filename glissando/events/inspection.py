@@ -21,7 +21,7 @@ def described(log: EventLog, encoding: EventEncoding, data: EventsData) -> list[
     ]
     is_event = log.codes != NONE
     if before := int((is_event & ~scored & (log.codes < FIRST + len(names)) & (log.codes >= FIRST)).sum()):
-        why = "at the start of their series" if data.start is None else f"at or before data.start ({data.start})"
+        why = "at the start of their series" if data.start is None else f"at or before --data.start ({data.start})"
         lines.append(f"{counted(before, 'event')} {why}: read, and not predicted")
     inputs = np.bincount(log.codes, minlength=encoding.codes)[FIRST + len(names) :]
     if encoding.inputs:

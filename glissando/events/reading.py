@@ -265,7 +265,7 @@ class _Reader(ColumnReader):
         series, count = steps.series, len(self.names)
         kept = ~until.known[series] | (steps.ticks <= until.ticks[series])
         if late := int((~kept & (steps.row >= 0)).sum()):
-            self.report.append(f"{counted(late, 'event')} after the end of observation (data.end) left out")
+            self.report.append(f"{counted(late, 'event')} after the end of observation (--data.end) left out")
         ends_first = since.known & until.known & (until.ticks <= since.ticks)
         if wrong := np.flatnonzero(ends_first).tolist():
             self.report.append(
@@ -275,7 +275,7 @@ class _Reader(ColumnReader):
         unbegun = np.zeros(count, bool)
         if self.data.start is not None and (unbegun := ~since.known).any():
             self.report.append(
-                f"{int(unbegun.sum()):,} series without data.start are left out: "
+                f"{int(unbegun.sum()):,} series without --data.start are left out: "
                 f"{listed([self.names[s] for s in np.flatnonzero(unbegun)])}"
             )
         kept &= ~(ends_first | unbegun)[series]

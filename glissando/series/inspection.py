@@ -98,7 +98,7 @@ def _identical(encoding: Encoding, panel: Panel) -> Iterator[str]:
             if len(left) > 1 and bool((left == right).all()) and left.min() < left.max():
                 yield (
                     f"{one!r} equals {encoding.columns[other]!r} in all {len(left):,} steps that have both: leave one "
-                    "out of data.columns"
+                    "out of --data.columns"
                 )
 
 
@@ -125,7 +125,7 @@ def _uninformative(encoding: Encoding, panel: Panel) -> Iterator[str]:
                 "is recorded when it changes"
             )
     for what, alike in constant.items():
-        yield f"{', '.join(alike)}: {what}; name such a column in data.static, or leave it out"
+        yield f"{', '.join(alike)}: {what}; name such a column in --data.static, or leave it out"
 
 
 def robust(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -244,7 +244,7 @@ def held_series(count: int, data: TableData) -> tuple[np.ndarray, str]:
         )
     chosen = np.zeros(count, bool)
     chosen[np.random.default_rng(data.seed).permutation(count)[:held]] = True
-    return chosen, f"held out: {held:,} of {count:,} series, chosen by data.seed {data.seed} (--data.split series)"
+    return chosen, f"held out: {held:,} of {count:,} series, chosen by --data.seed {data.seed} (--data.split series)"
 
 
 def _by_series(panel: Panel, data: SeriesData) -> tuple[Panel, Panel, str]:

@@ -187,7 +187,7 @@ class RunConfig:
         return {k: v for k, v in values.items() if v or k not in ("start_from", "stages", "grown", "imports")}
 
 
-#: RunConfig, or all of a run of another task, with the same attributes
+#: RunConfig, or the glissando.training.task.TaskConfig of another task
 AnyRunConfig = Any
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import field
 from itertools import count
@@ -19,14 +19,14 @@ from glissando.errors import ConfigError, DivergenceError
 from glissando.runs import Run
 from glissando.training.config import TrainingConfig, require_parts
 from glissando.training.lanes import fresh_rows
-from glissando.training.task import Task
+from glissando.training.task import Task, TaskConfig
 
 #: the epochs of a run without a budget
 _EPOCHS = 30.0
 
 
 @options
-class TableRunConfig(ABC):
+class TableRunConfig(TaskConfig):
     """All of a run on a table: what config.yaml holds, resolved. A subclass narrows the types, and names its kind.
 
     model     options of the model; sizes follow from the table
@@ -40,12 +40,6 @@ class TableRunConfig(ABC):
     training: TrainingConfig = field(default_factory=TrainingConfig)
     encoding: Any = recorded(default=None)
     imports: list[Annotated[str, Field(strict=True)]] = field(default_factory=list)
-
-    kind: ClassVar[str | None]
-    command: ClassVar[str]
-    other_texts: ClassVar[str | None]
-    start_from: ClassVar[str | None] = None
-    grown: ClassVar[dict[str, list[float]]] = {}
 
     def __init_subclass__(cls) -> None:
         if "kind" in vars(cls):
@@ -69,10 +63,6 @@ class TableRunConfig(ABC):
         if unused := [name for name, value in text_only.items() if value]:
             raise ConfigError(f"training.{unused[0]} is an option of language models only: leave it out")
         require_parts(t, self.data.batch_size, processes)
-
-    def as_dict(self) -> dict[str, Any]:
-        """Plain nested values."""
-        return {"kind": self.kind, **to_dict(self)}
 
     def task(self, resumed: Run | None = None) -> TableTask:
         """Read the table."""

@@ -6,11 +6,12 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
+from glissando.config import to_dict
 from glissando.data.base import WHOLE, Shard, Split
 from glissando.runs import Run
 from glissando.training.lanes import Lanes
@@ -120,13 +121,42 @@ class Task(ABC):
         """Write what a run of this task has beside configuration and weights; nothing by default."""
         return
 
-    @abstractmethod
     def summary(self, run: Run, best_step: int) -> dict[str, Any]:
         """What summary.json says of validations."""
+        return {"best_step": best_step}
 
-    @abstractmethod
     def closing(self, summary: Mapping[str, Any], run: Run, name: str) -> list[str]:
         """The summary of a finished training for a person, and how to go on from the run `name`."""
+        return [f"run: {name}   (best validation: step {summary['best_step']})"]
+
+
+class TaskConfig(ABC):
+    """All of a run of a task: what config.yaml holds, resolved. A subclass under `options` has `data`, `model` and
+    `training`, and makes the task.
+
+    kind         of config.yaml; `resume(path, kind=CLASS)` opens such a run
+    command      what continues a run, with --resume
+    other_texts  for errors: what may be given in the place of a text that has changed; None: --data.path
+    """
+
+    kind: ClassVar[str | None]
+    command: ClassVar[str]
+    other_texts: ClassVar[str | None] = None
+    #: only a language model starts from another run, or goes on growing
+    start_from: ClassVar[str | None] = None
+    grown: ClassVar[dict[str, list[float]]] = {}
+
+    def check(self, processes: int) -> None:
+        """Raise ConfigError for options that make no sense together, with this number of processes."""
+        return
+
+    @abstractmethod
+    def task(self, resumed: Run | None = None) -> Task:
+        """Open the data; those of a run that is `resumed` must be what they were."""
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain nested values."""
+        return {"kind": self.kind, **to_dict(self)}
 
 
 class Objective(nn.Module):

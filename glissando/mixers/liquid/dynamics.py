@@ -221,7 +221,7 @@ class Dense(_Adaptive):
     def export_form(self, capacity: int) -> nn.Module:
         raise Refused(
             "mixer `liquid` with mixer.dynamics `dense` cannot be exported: it needs a matrix exponential a token, "
-            "which no runtime has. Train one with mixer.dynamics: diagonal"
+            "which no runtime has. Train one with mixer.dynamics diagonal"
         )
 
     @torch.no_grad()

@@ -34,7 +34,7 @@ def calibrate(mixer: Tau, now: Moment) -> bool:
         raise TrainingError(
             f"tau cannot be calibrated before step {now.step + 1}: the median energy of the keys is {median}, "
             "and tau must be finite and above 0. Train again with another model.mixer.laplacian, or with "
-            "model.mixer.calibration: fixed"
+            "model.mixer.calibration fixed"
         )
     for each in now.mixers:
         each.tau.fill_(median)
