@@ -216,7 +216,7 @@ def test_a_series_that_diverges_is_no_lost_checkpoint(series, tmp_path, capsys):
     status, message = said(capsys, "series", "train", *series, *options)
     assert status == 1
     assert "the held-out loss is" in message
-    assert "lower training.optimizer.learning_rate" in message
+    assert "lower --training.optimizer.learning_rate" in message
     assert "lost" not in message
 
 

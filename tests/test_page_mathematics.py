@@ -23,6 +23,7 @@ from glissando.mixers import Context, Delta, Liquid, Spectral
 from glissando.mixers.liquid import discretize
 from glissando.mixers.tau import Tau
 from glissando.model import LanguageModel
+from glissando.series import SeriesModel
 
 ROOT = Path(__file__).parent.parent
 Weights = Mapping[str, np.ndarray]
@@ -326,6 +327,47 @@ def flow(
     return blocks("after", layers - half, y, half + 1)
 
 
+def series(
+    w: Weights, x: np.ndarray, observed: np.ndarray, dt: np.ndarray, s: np.ndarray, z: np.ndarray, step: float
+) -> list[tuple[np.ndarray, tuple[np.ndarray, ...]]]:
+    """docs/series.md, "The forward pass, complete": the features of each step of one series, and (n, m, c, a)."""
+    v, n = (x - w["input_mean"]) / w["input_scale"], np.zeros(x.shape[1])
+    m, c, a, read = n, n, n, []
+    for o, v_t, g, z_t in zip(observed, v, dt / step, z, strict=True):
+        n = n + o
+        m = np.where(o, m + (v_t - m) / np.maximum(n, 1), m)
+        c, a = np.where(o, v_t, c), np.where(o | (n == 0), 0, a + g)
+        times = [ell(g), math.log(1 + g)]
+        f = [np.where(o, v_t, 0), o, c, ell(a), m, np.log(1 + n) / 3, times, s, z_t]
+        read.append((np.concatenate(f), (n, m, c, a)))
+    return read
+
+
+def ell(x):
+    return np.log(1 + 64 * x) / 3
+
+
+def series_answer(
+    w: Weights, h: np.ndarray, known: tuple[np.ndarray, ...], e: float, s: np.ndarray, z: np.ndarray, targets: list[int]
+) -> np.ndarray:
+    """The same section: the forecast of each target at the horizon e."""
+    pair = to_complex(linear(w, "head.pairs", h))
+    turned = exp((-np.log(1 + exp(w["head.rate"])) + 1j * w["head.turn"]) * e) * pair
+    inner = silu(linear(w, "head.inner", np.concatenate([h, [math.log(1 + e), math.exp(-e)], z])))
+    rho = linear(w, "head.out", np.concatenate([turned.real, turned.imag, inner]))
+    everything, y = np.concatenate([known[2], known[0] > 0, s, z]), []
+    for index, target in enumerate(targets):
+        n, m, c, a = (part[target] for part in known)
+        age, k = (a + e if n else 0), (1 + n) ** -0.5
+        fine, coarse = ell(age), math.log(1 + age)
+        history = [1, c, m, math.log(1 + n), c * k, m * k, fine, coarse, c * fine, c * coarse, m * fine, m * coarse]
+        f = np.concatenate([part / d for part in (np.array(history), everything) for d in (1, 1 + e, 1 + e / 8)])
+        anchor = c + f @ w["anchor.weight"][int(n > 0), index]
+        scale, share = w["output_scale"][index], w["share"][index]
+        y.append(w["output_mean"][index] + scale * (anchor + share * rho[index]))
+    return np.array(y)
+
+
 def randomised(module: nn.Module) -> Weights:
     """The weights by name, in float64 and far from where they start, and the buffers."""
     module.double().eval()
@@ -445,6 +487,37 @@ def test_flow(method, control, shortcuts):
         got, _ = model.depth(x, None, Context(control=u))
     read = {"layers": 3, "n_steps": 2, "heads": 3, "method": method}
     assert_close(got, torch.tensor(flow(w, x.numpy(), None if u is None else u.numpy(), **read)), "flow")
+
+
+def test_series():
+    torch.manual_seed(3)
+    targets, step = [2, 0], 2.0
+    config = {"inputs": 3, "outputs": 2, "targets": targets, "hidden_size": D, "forecast": True, "pairs": 4}
+    model = SeriesModel.from_config({**config, "static": 1, "future": 1, "depth": {"layers": 1}}).double()
+    means, scales = torch.randn(3).double(), torch.rand(3).double() + 0.5
+    model.set_scales(input_mean=means, input_scale=scales, time_scale=torch.tensor(step).double())
+    w = randomised(model)
+    model.anchor.weight.normal_()
+    model.share.copy_(torch.tensor([0.3, 0.8]))
+    x, dt, horizon = random_input(1, T, 3), torch.rand(1, T).double() * 3, torch.rand(1, T, 2).double() * 9
+    static, future, ahead = random_input(1, 1), random_input(1, T, 1), random_input(1, T, 2, 1)
+    observed = torch.rand(1, T, 3) < 0.6
+    observed[:, :3, 2] = False  # a target without a value
+    seen: dict[str, np.ndarray] = {}
+    model.entry.register_forward_hook(lambda _, read, __: seen.update(f=read[0][0].numpy()))
+    model.norm.register_forward_hook(lambda _, __, h: seen.update(h=h[0].numpy()))
+    with torch.no_grad():
+        y, _ = model(
+            x, observed=observed, dt=dt, horizon=horizon, static=static, future=future, ahead=ahead
+        )  # fmt: skip
+    s = np.array([static.item(), 1.0])
+    steps = series(w, x[0].numpy(), observed[0].numpy(), dt[0].numpy(), s, future[0].numpy(), step)
+    assert_close(torch.tensor(seen["f"]), torch.tensor(np.array([f for f, _ in steps])), "features")
+    for t, (_, known) in enumerate(steps):
+        for j in range(2):
+            e = horizon[0, t, j].item() / step
+            answer = series_answer(w, seen["h"][t], known, e, s, ahead[0, t, j].numpy(), targets)
+            assert_close(y[0, t, j], torch.tensor(answer), f"step {t}, horizon {e:.2f}")
 
 
 def test_the_recurrence_by_hand():
