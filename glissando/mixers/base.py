@@ -183,7 +183,10 @@ def method_of(part: nn.Module | type[nn.Module], name: str, purpose: str) -> Any
     method = getattr(part, name, None)
     if method is None:
         cls = part if isinstance(part, type) else type(part)
-        raise ConfigError(f"{purpose}: {cls.__name__} has no method `{name}`; docs/contract.md says what it returns")
+        raise ConfigError(
+            f"{purpose}: {cls.__name__} has no method `{name}`; mixers/base.py and depth/base.py of "
+            "glissando say what each method returns"
+        )
     return method
 
 
