@@ -322,7 +322,7 @@ class Backbone(nn.Module):
 def _warn_of_held_input(mixer: str) -> None:
     warnings.warn(
         f"dt is 0 at some steps, and {mixer} holds its input over dt: such a step changes nothing that follows, as the "
-        "first of a row or a second event at one time. For events use model.mixer.input: impulse (of liquid and delta)",
+        "first of a row or a second event at one time. For events use --model.mixer.input impulse (of liquid, delta)",
         UserWarning,
         stacklevel=2,
     )

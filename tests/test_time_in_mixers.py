@@ -153,6 +153,6 @@ def test_no_time_and_held_inputs_are_worth_a_warning(monkeypatch: pytest.MonkeyP
 
     model(input="impulse")(ids, dt=dt)
     model()(ids, dt=dt, mask=torch.tensor([[True, True, False]]))
-    with pytest.warns(UserWarning, match=r"Liquid holds its input over dt: .* use model.mixer.input: impulse"):
+    with pytest.warns(UserWarning, match=r"Liquid holds its input over dt: .* use --model.mixer.input impulse"):
         model()(ids, dt=dt)
     model()(ids, dt=dt)  # a second warning would be an error

@@ -249,7 +249,7 @@ def fit_to_corpus(config: RunConfig, corpus: Corpus) -> list[str]:
             f"the tokenizer has {tokens} tokens of the model's {given:,} (--model.vocab_size {tokens}: no more)"
         )
     elif given not in (ModelConfig.vocab_size, tokens):
-        notes.append(f"model.vocab_size {given} is too small and not used: the tokenizer has {tokens} tokens")
+        notes.append(f"--model.vocab_size {given} is too small and not used: the tokenizer has {tokens} tokens")
     require_rows(model, config.data, corpus)
     labels = list(corpus.control_names)
     if hasattr(model.depth, "control_trained"):
