@@ -71,21 +71,26 @@ def main(arguments: Sequence[str]) -> None:
 
 def require_port(o: Options) -> None:
     """Raise ConfigError for a port that is none."""
-    if o.port is not None and o.port < 0:
-        raise ConfigError(f"--port must be at least 0, got {o.port}")
+    if o.port is not None and not 0 <= o.port <= 65535:
+        raise ConfigError(f"--port must be from 0 to 65535, got {o.port}")
 
 
 def port_of(o: Options) -> int:
-    """The requested port; without a request PORT, or 0, any free one, with a line where PORT is taken."""
-    if o.port is not None:
-        return int(o.port)
+    """The requested port; without a request PORT, or 0, any free one, with a line where PORT is taken.
+
+    Raises GlissandoError where the requested one is taken, before a model is opened.
+    """
+    port = PORT if o.port is None else int(o.port)
     try:
-        socket.create_server((o.host, PORT), family=socket.AF_INET6 if ":" in o.host else socket.AF_INET).close()
+        socket.create_server((o.host, port), family=socket.AF_INET6 if ":" in o.host else socket.AF_INET).close()
     except OSError as error:
         if error.errno == errno.EADDRINUSE:
+            if o.port is not None:
+                fix = "choose another --port; 0 is a free one"
+                raise GlissandoError(f"cannot listen at {o.host}:{port}: the port is taken; {fix}") from error
             print(f"port {PORT} is taken: listening at a free one; --port chooses one that stays the same", flush=True)
             return 0
-    return PORT  # listening says what else is wrong
+    return port  # listening says what else is wrong
 
 
 def read_keys() -> list[str]:
@@ -142,9 +147,10 @@ def missing(error: ModuleNotFoundError) -> MissingExtraError:
 
 def serve(o: Options) -> None:
     """Open the runs and listen. Raises MissingExtraError without the packages, RunError for what is no run."""
+    port = port_of(o)
     with never_silent():
         server = _server(o)
-    listen(server.config(host=o.host, port=port_of(o)), ", ".join(_named(o)), server.runner.close, ABOUT, o.open)
+    listen(server.config(host=o.host, port=port), ", ".join(_named(o)), server.runner.close, ABOUT, o.open)
 
 
 def _server(o: Options) -> Any:
@@ -214,7 +220,7 @@ def listen(config: Any, name: str, give_up: Callable[[], None], about: str, show
     failure: BaseException | None = None
     try:
         server.run()
-    except (SystemExit, OverflowError) as error:  # as uvicorn and sockets end where they cannot listen
+    except SystemExit as error:  # as uvicorn ends where it cannot listen
         failure = error
     if not server.started:
         raise GlissandoError(

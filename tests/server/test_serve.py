@@ -22,6 +22,7 @@ import httpx2 as httpx  # noqa: E402
 from serving import ENDLESS, LIMITS, NAME, ask, connected, head, serving, tiny, wait_until  # noqa: E402
 
 from glissando.cli import main, serve  # noqa: E402
+from glissando.errors import GlissandoError  # noqa: E402
 from glissando.generation import generate  # noqa: E402
 
 # ---------------------------------------------------------------------- OpenAI's client
@@ -245,6 +246,8 @@ def test_the_port_stays_the_same_and_a_free_one_stands_in_where_it_is_taken(monk
         monkeypatch.setattr(serve, "PORT", port)
         assert serve.port_of(default) == 0
         assert f"port {port} is taken" in capsys.readouterr().out
+        with pytest.raises(GlissandoError, match="the port is taken; choose another --port"):
+            serve.port_of(SimpleNamespace(host="127.0.0.1", port=port))
     assert serve.port_of(default) == port
     assert serve.port_of(requested) == 7
     assert capsys.readouterr().out == ""
@@ -253,7 +256,7 @@ def test_the_port_stays_the_same_and_a_free_one_stands_in_where_it_is_taken(monk
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--port", "70000"], "cannot listen at 127.0.0.1:70000"),
+        (["--port", "70000"], "--port must be from 0 to 65535"),
         (["--max_sessions", "0"], "--max_sessions must be at least 1"),
         (["--host", "192.0.2.1"], "cannot listen at 192.0.2.1:8000"),
         (["--memory", "2 apples"], "--memory must be a size such as 2GiB"),
