@@ -107,8 +107,12 @@ def summary_lines(summary: Mapping[str, Any], best_path: str, beside: str = "") 
         return lines
     figures = "{bits_per_byte:.4f} bits/byte (loss {loss:.4f} a token, perplexity {perplexity:.4g})".format(**best)
     ended = best["step"] == last["step"]
-    where = "the end" if ended else f"step {best['step']} of {summary['steps']}"
-    lines.append(f"held out: {figures} at {where}, the best validation{beside}; {best_path}")
+    # A training that was stopped has no validation of its last step.
+    at_best, at_last = (
+        "the end" if each["step"] == summary["steps"] else f"step {each['step']} of {summary['steps']}"
+        for each in (best, last)
+    )
+    lines.append(f"held out: {figures} at {at_best}, the best validation{beside}; {best_path}")
     if (stride := summary["valid_stride"]) > 1:
         lines.append(
             f"to save time, one of {stride} held-out batches was scored: `glissando evaluate` scores all of them"
@@ -118,7 +122,7 @@ def summary_lines(summary: Mapping[str, Any], best_path: str, beside: str = "") 
     if not ended:
         worse = last["loss"] - best["loss"]
         lines.append(
-            f"at the end: {last['bits_per_byte']:.4f} bits/byte, {worse:.4f} nats a token worse: more text or a "
+            f"at {at_last}: {last['bits_per_byte']:.4f} bits/byte, {worse:.4f} nats a token worse: more text or a "
             "smaller model helps, more steps do not"
         )
     kept = "best validation" if summary["weights"] == "best" else "last step"

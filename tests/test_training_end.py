@@ -17,6 +17,7 @@ import glissando
 from glissando.cli import main
 from glissando.data.corpora import build_corpus
 from glissando.errors import ConfigError, Stopped
+from glissando.metrics import summarize, summary_lines
 from glissando.runs import Run
 from glissando.stages import train_stages
 from glissando.training.fit import resume, train
@@ -142,6 +143,18 @@ def test_the_end_says_where_the_best_stopping_point_was(tmp_path, capsys, rate, 
     assert f"{tmp_path / 'run' / 'checkpoints' / 'best'}" in recorded
     assert ("a longer training gives a better model" in recorded) == (rate == 0.01)
     assert "scores all of them" not in recorded
+
+
+@pytest.mark.parametrize(("best", "expected"), [(160, "160 of 161, the best"), (150, "150 of 161, the best")])
+def test_the_last_validation_of_a_training_that_was_stopped_is_not_at_its_end(best, expected):
+    """`evaluate` scores the last step, whose figure is another one."""
+    last = {"step": "160", "tokens": "9", "seconds": "1", "valid_loss": "2.5", "valid_bits_per_byte": "3.5"}
+    earlier = {**last, "step": "150", "valid_loss": "2.25" if best == 150 else "2.75"}
+    ended = {"steps": 161, "tokens": 9, "seconds": 1.0, "finished": False, "weights": "latest", "valid_stride": 1}
+    lines = summary_lines({**ended, **summarize([earlier, last], best)}, "run/best")
+    assert expected in lines[1]
+    assert not any("at the end" in line for line in lines)
+    assert any(line.startswith("at step 160 of 161: 3.5000 bits/byte, 0.2500 nats") for line in lines) == (best == 150)
 
 
 def test_the_end_says_that_a_part_of_what_is_held_out_was_scored(tmp_path, monkeypatch, capsys):
