@@ -25,10 +25,10 @@ help:
 .venv/.installed: pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; v = sys.version_info; sys.exit(v < (3, 11) and "glissando needs Python 3.11 or newer, this is %d.%d" % v[:2])'
 	$(PYTHON) -m venv .venv
-	@echo "installing PyTorch and the rest into .venv: 2 to 3 GB, some minutes"
+	@echo "installing PyTorch and the rest into .venv: 2 to 3 GB, some minutes, which pip shows"
 	@# torch alone, so that only torch is looked for there; what it needs comes with the rest.
-	$(PIP) install --quiet --no-deps $(TORCH_INDEX) -c constraints.txt torch
-	$(PIP) install --quiet -c constraints.txt -e '.[dev]'
+	$(PIP) install --no-deps $(TORCH_INDEX) -c constraints.txt torch
+	$(PIP) install -c constraints.txt -e '.[dev]'
 	@touch $@
 
 play: .venv/.installed

@@ -92,7 +92,7 @@ def never_silent(silent: float = SILENT_SECONDS) -> Iterator[None]:
         yield
         return
     clock = _Clock(err, silent)
-    sys.stdout, sys.stderr = _Noticed(out, clock), _Noticed(err, clock)  # type: ignore[assignment]
+    sys.stdout, sys.stderr = _Noticed(out, clock), _Noticed(err, clock)
     clock.start()
     try:
         yield
