@@ -239,24 +239,22 @@ def milliseconds() -> str:
     points: dict[str, list[tuple[float, float]]] = {}
     for row in rows("decoding"):
         points.setdefault(row["model"], []).append((float(row["context"]), float(row["milliseconds"])))
-    top = max(y for every in points.values() for _, y in every)
-    step = next(size for size in (0.1, 0.2, 0.5, 1, 2, 5) if top / size <= 6)
     chart = Chart(
         "What a token costs",
         "Milliseconds of one core for a token against tokens read before it.",
         ("tokens read before", dict(_CONTEXTS)),
-        ("CPU time of a token (ms), compiled step", _ticks(*(round(step * i, 3) for i in range(int(top / step) + 2)))),
+        ("CPU time of a token (ms), compiled step", _ticks(0, 2, 4, 6, 8, 10)),
         (220, 19000),
-        (0, step * (int(top / step) + 1)),
+        (0, 10),
         "x",
     )
     for name, line in points.items():
         chart.line(line, MODEL[name])
         for point in line:
             chart.mark(*point, MODEL[name])
-    chart.label(256, top, "from the top:", "soft")
+    chart.label(256, 9, "from the top:", "soft")
     for place, name in enumerate(sorted(points, key=lambda name: -points[name][-1][1]), 1):
-        chart.label(256, top, name, MODEL[name], by=(0, 18 * place))
+        chart.label(256, 9, name, MODEL[name], by=(0, 18 * place))
     return chart.svg()
 
 
@@ -326,14 +324,13 @@ def hazard() -> str:
     start = events[len(events) // 2] - 2
     end = start + _SECONDS
     curve = [row for row in curve if start <= row[0] <= end]
-    top = 1.1 * max(max(row[1:]) for row in curve)
     chart = Chart(
         "Each event makes others likelier",
         "The hazard of a model of events beside the true one.",
         ("seconds; a stroke is an event", {start + t: f"{t}" for t in range(0, _SECONDS + 1, 4)}),
         ("hazard (events a second)", _ticks(0, 1, 2, 3, 4)),
         (start, end),
-        (-0.3, max(4.2, top)),
+        (-0.3, 4.2),
     )
     chart.line([(t, model) for t, model, _ in curve], "blue", 2.6)
     chart.line([(t, truth) for t, _, truth in curve], "orange", 1.6, ' stroke-dasharray="5 3"')
@@ -399,9 +396,85 @@ def parts() -> str:
     return drawing.svg()
 
 
+def laws() -> str:
+    drawing = Drawing(
+        "The contract's three laws",
+        "Split: one call, or two with a state in between. Batch: a row alone, or beside others. All parameters learn.",
+        400,
+    )
+
+    def box(x: float, y: float, width: float, words: str, colour: str = "grey") -> None:
+        drawing.box(x, y, width, 26, colour, 0.18)
+        drawing.text(x + width / 2, y + 17.5, words, "", "middle")
+
+    drawing.text(12, 56, "Split law", "", "start", "blue")
+    drawing.text(82, 56, "one call, or two with the state in between", "soft")
+    for x, words in ((12, "a"), (62, "b")):
+        box(x, 70, 50, words)
+        box(x, 166, 50, f"y({words})")
+    box(12, 118, 100, "forward", "blue")
+    drawing.arrow(62, 98, 62, 116)
+    drawing.arrow(62, 146, 62, 164)
+    drawing.text(132, 136, "=", "title", "middle")
+    for x, words in ((152, "a"), (272, "b")):
+        box(x, 70, 72, words)
+        drawing.arrow(x + 36, 98, x + 36, 116)
+        box(x, 118, 72, "forward", "blue")
+        drawing.arrow(x + 36, 146, x + 36, 164)
+        box(x, 166, 72, f"y({words})")
+        drawing.arrow(x + 72, 131, x + 118, 131)
+        drawing.text(x + 94, 124, "state", "soft", "middle")
+    drawing.text(12, 232, "Batch law", "", "start", "green")
+    drawing.text(90, 232, "a row does not depend on others, nor on padding", "soft")
+    box(12, 246, 80, "row 1", "green")
+    box(92, 246, 60, "padding")
+    box(12, 274, 140, "row 2")
+    drawing.text(178, 276, "=", "title", "middle")
+    box(204, 258, 80, "row 1", "green")
+    drawing.text(296, 276, "for row 1", "soft")
+    drawing.text(12, 340, "No dead parameters", "", "start", "orange")
+    drawing.text(162, 340, "each has a gradient", "soft")
+    box(12, 354, 60, "loss", "orange")
+    drawing.arrow(74, 367, 202, 367)
+    drawing.text(136, 361, "gradient", "soft", "middle")
+    box(204, 354, 150, "every parameter", "orange")
+    return drawing.svg()
+
+
+#: of the picture of a leaking state: times of the observations; the input is 1 until the second and 0 after it
+_TIMES = (0.0, 1.0, 1.3, 2.1, 4.0, 4.4, 7.5, 10.0)
+
+
+def leaking_state() -> str:
+    """x' = -x / tau + u for three time constants, and its exact steps at uneven times."""
+
+    def after(x: float, u: float, dt: float, tau: float) -> float:
+        return math.exp(-dt / tau) * x + tau * (1 - math.exp(-dt / tau)) * u
+
+    chart = Chart(
+        "A state that leaks, x' = -x/\u03c4 + u",
+        "Three time constants: lines are the equation, points the exact steps at uneven times.",
+        ("time; the input u is 1 in the grey part, then 0", _ticks(0, 2, 4, 6, 8, 10)),
+        ("state x", _ticks(0, 0.25, 0.5, 0.75, 1)),
+        (0, 10.2),
+        (0, 1.05),
+    )
+    chart.area([chart.at(*corner) for corner in ((0, 0), (1, 0), (1, 1.05), (0, 1.05))], "grey", 0.18)
+    for tau, colour, place in ((1, "orange", 0.13), (2, "blue", 0.36), (8, "green", 0.86)):
+        top = after(0, 1, 1, tau)
+        fine = ((t, after(0, 1, t, tau) if t < 1 else after(top, 0, t - 1, tau)) for t in (i / 20 for i in range(201)))
+        chart.line([*fine], colour)
+        x = 0.0
+        for before, now in zip(_TIMES, (*_TIMES[1:], math.inf), strict=True):
+            chart.mark(before, x, colour)
+            x = after(x, float(before < 1), now - before, tau)
+        chart.label(2.9, place, f"\u03c4 = {tau}", colour)
+    return chart.svg()
+
+
 PICTURES: dict[str, Callable[[], str]] = {
     draw.__name__.replace("_", "-"): draw
-    for draw in (learning_curves, state_size, milliseconds, parts, flow, forecast, hazard)
+    for draw in (learning_curves, state_size, milliseconds, parts, laws, leaking_state, flow, forecast, hazard)
 }
 
 

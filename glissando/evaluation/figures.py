@@ -11,8 +11,7 @@ def figure_and_axes(columns: int = 1, rows: int = 1, size: tuple[float, float] |
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    usual = 7 if columns == 1 else 5 * columns, 4.2 if rows == 1 else 2.6 * rows
-    figure = Figure(figsize=size or usual, dpi=120, layout="constrained")
+    figure = Figure(figsize=size or (5 * columns, 3.6 if rows == 1 else 2.6 * rows), dpi=160, layout="constrained")
     FigureCanvasAgg(figure)
     every = [figure.add_subplot(rows, columns, place + 1) for place in range(rows * columns)]
     for axes in every:

@@ -28,7 +28,7 @@ def plot_loss(run: Path, target: Path, floor: float | None = None) -> Path:
 
     Raises RunError if nothing was logged.
     """
-    from matplotlib.ticker import EngFormatter
+    from matplotlib.ticker import EngFormatter, LogLocator, NullFormatter
 
     rows = require_log(run)
     figure, (axes,) = figure_and_axes()
@@ -48,7 +48,9 @@ def plot_loss(run: Path, target: Path, floor: float | None = None) -> Path:
         xlabel="tokens read", ylabel="bits per byte", xscale="log", title=f"{run.name}: bits per byte while it learned"
     )
     axes.margins(y=0.06)
+    axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
     axes.xaxis.set_major_formatter(EngFormatter())
+    axes.xaxis.set_minor_formatter(NullFormatter())
     label_ends(axes, ends)
     figure.savefig(target)
     return target

@@ -144,8 +144,8 @@ def draw_residuals(found: Residuals, out: Path) -> Path:
     axes.plot(expected, values, ".", color="#0b6e99", markersize=3)
     axes.set_xlabel("quantile of the exponential distribution")
     axes.set_ylabel("quantile of the integrated hazards")
-    drawn = f"\n{found.drawn:,} of them cut by the end of observation and completed by a draw" if found.drawn else ""
-    axes.set_title(f"hazards integrated over {counted(count, 'wait')}{drawn}", fontsize=10)
+    drawn = f"\n{found.drawn:,} cut by the end of observation, completed by a draw" if found.drawn else ""
+    figure.suptitle(f"hazards integrated over {counted(count, 'wait')}{drawn}", fontsize=10)
     ends = ((expected[-1], "a right model", "#222222"), (expected[-1] + spread[-1], "95 % of right ones", "#5f6b76"))
     label_ends(axes, [*ends, (values[-1], "this model", "#0b6e99")])
     figure.savefig(out)
