@@ -43,6 +43,8 @@ _SECTION = re.compile(
 )
 #: where a displayed formula may continue on another line
 _WIDE = re.compile(r"\\q?quad\b")
+#: brackets that belong together
+_PAIR = re.compile(r"\\(left|right)(?![a-z])")
 #: a link of a file of the root to another file
 _LINK = re.compile(r"\[([^\]]*)\]\(([^)\s#:]+)(#[^)\s]*)?\)")
 #: a link upwards: to a page of another folder, or to a file of the repository that is no page
@@ -119,7 +121,7 @@ def formula_parts(tex: str) -> list[str]:
     parts, start = [], 0
     for gap in _WIDE.finditer(tex):
         before = tex[start : gap.start()]
-        if before.count("{") == before.count("}") and before.count(r"\left") == before.count(r"\right"):
+        if before.count("{") == before.count("}") and not sum(map({"left": 1, "right": -1}.get, _PAIR.findall(before))):
             parts.append(before)
             start = gap.end()
     return [part.strip() for part in (*parts, tex[start:]) if part.strip()]

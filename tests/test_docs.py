@@ -188,8 +188,8 @@ def test_the_first_screen_and_the_sections_of_the_command_line(hooks):
 
 
 def test_formulas_beside_each_other_are_parts_and_comments_stand_above_their_lines(hooks):
-    tex = r"a = \frac{1 \quad 2}{3} \quad b = \left( x \quad y \right), \qquad c"
-    assert hooks.formula_parts(tex) == [r"a = \frac{1 \quad 2}{3}", r"b = \left( x \quad y \right),", "c"]
+    tex = r"a = \frac{1 \quad 2}{3} \quad b \leftarrow \left( x \quad y \right), \qquad c"
+    assert hooks.formula_parts(tex) == [r"a = \frac{1 \quad 2}{3}", r"b \leftarrow \left( x \quad y \right),", "c"]
     page = SimpleNamespace(
         file=SimpleNamespace(src_uri="data.md"), ancestors=(SimpleNamespace(title="Guides"),), meta={}
     )
