@@ -74,6 +74,7 @@ def flow(prompts: int = 64, tokens: int = 40, steps: int = 16) -> None:
 
     model = glissando.load("dial")
     assert isinstance(model, glissando.LanguageModel)
+    assert model.tokenizer is not None
     depth: Any = model.depth
     depth.n_steps = steps
     ids = torch.tensor([model.tokenizer.encode(generate(5, "valid", i).text)[:tokens] for i in range(prompts)])

@@ -168,7 +168,7 @@ def draw_errors(answers: Answers, head: Head, channels: Sequence[str], out: Path
         ends = []
         for who, (x, y) in curves.items():
             if len(y) and (who != MEAN or y.min() < 1.1 * top):  # far off where values drift: it would not be seen
-                colour = _COLOURS.get(who)
+                colour = _COLOURS.get(who, "#222222")
                 axes.plot(x, y, marker="o", markersize=3, linewidth=2.2 if who == "model" else 1.2, color=colour)
                 ends.append((min(y[-1], 1.1 * top), who, colour))
         positive = distance[answers.channel == number]
