@@ -30,7 +30,10 @@ from glissando.model import LanguageModel
 
 TABLE, PICTURE = "diagnostics.csv", "diagnostics.png"
 #: columns that are drawn, with their titles
-_DRAWN = {"tau": "tau, median over modes", "state_norm": "|state|", "gate": "gate", "mean_gate": "gate by the mean"}
+_DRAWN = {
+    "tau": "time constant, median over modes (tokens)", "state_norm": "norm of the state",
+    "gate": "gate, mean over channels", "mean_gate": "gate by the mean of what the block contributed",
+}  # fmt: skip
 _LOGARITHMIC = ("tau", "state_norm")
 #: tokens that fit beside each other with their texts
 _LABELLED = 120
@@ -110,13 +113,13 @@ def write(model: LanguageModel, found: Diagnostics, folder: Path) -> list[Path]:
             log_ticks(bar, 4)
         else:
             bar.formatter.set_useOffset(False)
-        axes.set_title(_DRAWN[name], fontsize=9, loc="left")
+        axes.set_title(_DRAWN[name], loc="left")
     if len(ids) <= _LABELLED and model.tokenizer is not None:
         labels, turn = _token_labels(model.tokenizer, ids)
         every[-1].set_xticks(range(len(ids)), labels, fontfamily="monospace", fontsize=7, rotation=turn)
     else:
         every[-1].set_xticks(range(0, len(ids), max(1, len(ids) // 10)))
-        every[-1].set_xlabel("token")
+    every[-1].set_xlabel("token")
     figure.savefig(folder / PICTURE)
     return [folder / TABLE, folder / PICTURE]
 
