@@ -52,16 +52,23 @@ def listed(state):
     return list(leaves(state))
 
 
+@pytest.fixture
+def two_turns(monkeypatch):
+    """Of batches of four rows, so that few steps come to rows that continue."""
+    monkeypatch.setattr("glissando.data.text._LANES", 8)
+
+
 # ---------------------------------------------------------------------- lanes of the data
 
 
 @pytest.mark.parametrize("kind", ["text", "jsonl"])
 def test_a_row_goes_on_where_the_row_before_it_ended_unless_it_is_fresh(tmp_path, kind):
     corpus = corpora(tmp_path)[kind]
+    assert corpus.turns == (16 if kind == "text" else 1)
     steps = 3 * corpus.epoch_rows // corpus.batch_size
     batches = list(itertools.islice(corpus.lanes(), steps))
     continued = 0
-    for before, now in itertools.pairwise(batches):
+    for before, now in zip(batches, batches[corpus.turns :], strict=False):
         assert now.fresh is not None
         follows = now.ids[:, 0] == before.targets[:, -1]
         assert follows[~now.fresh].all()
@@ -70,9 +77,8 @@ def test_a_row_goes_on_where_the_row_before_it_ended_unless_it_is_fresh(tmp_path
     assert any(batch.fresh.any() for batch in batches)
 
 
-@pytest.mark.parametrize("kind", ["text", "jsonl"])
-def test_lanes_read_all_of_the_text_and_none_of_what_is_held_out(tmp_path, kind):
-    corpus = corpora(tmp_path)[kind]
+def test_lanes_of_files_read_what_is_trained_on_and_none_of_what_is_held_out(tmp_path):
+    corpus = corpora(tmp_path)["jsonl"]
     per_round = -(-corpus.epoch_rows // corpus.batch_size)
     read = {tuple(row.tolist()) for batch in itertools.islice(corpus.lanes(), per_round) for row in batch.targets}
     trained = {
@@ -80,10 +86,38 @@ def test_lanes_read_all_of_the_text_and_none_of_what_is_held_out(tmp_path, kind)
     }
     held_out = {tuple(row.tolist()) for batch in corpus.batches("valid") for row in batch.targets}
     assert not read & held_out
-    if kind == "jsonl":
-        assert trained <= read
-    else:
-        assert len(read) >= len(corpus._train) // 16 - 2
+    assert trained <= read
+
+
+@pytest.mark.parametrize(
+    ("batch_size", "seq_len", "turns"), [(4, 16, 16), (1, 16, 64), (3, 7, 22), (40, 16, 2), (4, 999, 2)]
+)
+def test_lanes_of_a_text_read_each_token_once_an_epoch(tmp_path, monkeypatch, batch_size, seq_len, turns):
+    """All but what is left over below a row; each lane in the order of the text, without a gap."""
+    path = str(text_file(tmp_path))
+    corpus = build_corpus(TextOptions(path=path, batch_size=batch_size, seq_len=seq_len))
+    assert corpus.turns == turns
+    first: list[np.ndarray] = []
+    original = type(corpus._train).batch
+
+    def watched(self, begin, length):
+        first.append(begin)
+        return original(self, begin, length)
+
+    monkeypatch.setattr(type(corpus._train), "batch", watched)
+    tokens = len(corpus._train) - 2
+    windows, lanes = tokens // seq_len, turns * batch_size
+    fresh = [batch.fresh.numpy() for batch in itertools.islice(corpus.lanes(), turns * -(-windows // lanes))]
+    for before, now, anew in zip(first, first[turns:], fresh[turns:], strict=False):
+        np.testing.assert_array_equal(now[~anew], before[~anew] + seq_len)
+        assert (now[anew] < seq_len).all()
+    whole_rounds = np.concatenate(first[: turns * (windows // lanes)])
+    assert len(set(whole_rounds)) == len(whole_rounds)
+    in_circle = {int(begin) // seq_len for begin in np.concatenate(first)}
+    assert in_circle == set(range(windows))
+    assert max(begin.max() for begin in first) + seq_len <= tokens
+    if batch_size == 4 and turns == 16:  # not four stretches that are read on, nor neighbours: draws from all lanes
+        assert np.mean([np.ptp(begin) for begin in first[:turns]]) > 0.4 * tokens
 
 
 @pytest.mark.parametrize("kind", ["text", "jsonl"])
@@ -119,19 +153,20 @@ def test_the_share_of_rows_that_begin_anew():
 
 
 @pytest.mark.parametrize("mixer", MIXERS)
-def test_the_loss_and_gradient_are_those_of_the_text_read_on(tmp_path, mixer):
+def test_the_loss_and_gradient_are_those_of_the_text_read_on(tmp_path, two_turns, mixer):
     """Of the second row's part alone: what came before gets no gradient."""
     changes = {"model": {"mixer": MIXERS[mixer]}, **PLAIN, "training": {"carry": 1.0, "precision": "64-true"}}
     loop = loop_for(tmp_path, changes)
-    model, (lanes,) = loop.model, restored([], loop.model, [Shard()])
-    state = model.init_state(4)
-    for (batch,) in itertools.islice(loop.task.steps(0, [Shard()]), 3):
+    model, (lanes,) = loop.model, restored([], loop.model, [Shard()], turns := loop.task.turns)
+    states = [model.init_state(4) for _ in range(turns)]
+    assert turns == 2
+    for step, (batch,) in enumerate(itertools.islice(loop.task.steps(0, [Shard()]), 3 * turns)):
         model.zero_grad()
         loop.objective(batch, False, lanes).backward()
         got = {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
         for p in model.parameters():
             p.grad = None
-        logits, state = model(batch.ids, detach(state))
+        logits, states[step % turns] = model(batch.ids, detach(states[step % turns]))
         loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), batch.targets.flatten(), reduction="sum")
         (loss * loop.objective.scale).backward()
         for name, p in model.named_parameters():
@@ -142,10 +177,10 @@ def test_the_loss_and_gradient_are_those_of_the_text_read_on(tmp_path, mixer):
 def test_a_fresh_row_starts_empty_and_the_others_go_on(tmp_path):
     loop = loop_for(tmp_path, CARRY, {"training": {"precision": "64-true"}})
     model = loop.model
-    (lanes,) = restored([], model, [Shard()])
+    (lanes,) = restored([], model, [Shard()], 1)
     batches = [batches[0] for batches in itertools.islice(loop.task.steps(1, [Shard()]), 2)]
     loop.objective(batches[0], False, lanes)
-    kept = lanes.state
+    (kept,) = lanes.states
     state = lanes.begin(model, 4, torch.tensor([True, False, True, False]))
     for leaf, before, empty in zip(*map(listed, (state, kept, model.init_state(4))), strict=True):
         assert_same_tensors(leaf[1::2], before[1::2])
@@ -159,7 +194,7 @@ def test_a_fresh_row_starts_empty_and_the_others_go_on(tmp_path):
 
 
 @pytest.mark.parametrize("mixer", MIXERS)
-def test_resuming_is_as_if_never_stopped(tmp_path, monkeypatch, mixer):
+def test_resuming_is_as_if_never_stopped(tmp_path, monkeypatch, two_turns, mixer):
     changes = {"model": {"mixer": MIXERS[mixer]}, "training": {"carry": 0.8, "accumulate": 2, "save_every": 4}}
     train(configuration(tmp_path, changes), tmp_path / "whole")
     training_runs.crash_in(monkeypatch, 11, KeyError())
@@ -168,32 +203,51 @@ def test_resuming_is_as_if_never_stopped(tmp_path, monkeypatch, mixer):
     resume(tmp_path / "x")
     assert_same_tensors(weights(tmp_path / "x"), weights(tmp_path / "whole"))
     one, other = (dataclasses.asdict(last_checkpoint(tmp_path / name))["lanes"] for name in ("x", "whole"))
-    assert len(one) == 2
-    assert one[0]
+    assert len(one) == 4  # of two parts and two turns
+    assert all(one)
     assert_same_tensors(one, other)
 
 
-def test_without_the_lanes_resuming_differs(tmp_path, monkeypatch):
+def test_resuming_before_the_first_turns_are_over(tmp_path, monkeypatch):
+    """Turns without a state yet stay so."""
+    changes = {"training": {"carry": 0.8, "steps": 20, "save_every": 4}}
+    train(configuration(tmp_path, CARRY, changes), tmp_path / "whole")
+    training_runs.crash_in(monkeypatch, 11, KeyError())
+    with pytest.raises(KeyError):
+        train(configuration(tmp_path, CARRY, changes), tmp_path / "x")
+    last = last_checkpoint(tmp_path / "x")
+    assert 0 < last.step < 16
+    assert list(map(bool, last.lanes)) == [False] * (16 - last.step) + [True] * last.step
+    resume(tmp_path / "x")
+    assert_same_tensors(weights(tmp_path / "x"), weights(tmp_path / "whole"))
+
+
+def test_without_the_lanes_resuming_differs(tmp_path, monkeypatch, two_turns):
     """The test above can fail."""
     train(configuration(tmp_path, CARRY), tmp_path / "whole")
     training_runs.crash_in(monkeypatch, 11, KeyError())
     with pytest.raises(KeyError):
         train(configuration(tmp_path, CARRY, {"training": {"save_every": 4}}), tmp_path / "x")
-    monkeypatch.setattr("glissando.training.loop.restored", lambda _, model, shards: restored([], model, shards))
+    monkeypatch.setattr("glissando.training.loop.restored", lambda _, *rest: restored([], *rest))
     resume(tmp_path / "x")
     with pytest.raises(AssertionError):
         assert_same_tensors(weights(tmp_path / "x"), weights(tmp_path / "whole"))
 
 
-@pytest.mark.parametrize(("before", "now"), [(1, 2), (2, 1), (2, 4), (4, 2)])
+@pytest.mark.parametrize(("before", "now"), [(1, 1), (1, 2), (2, 1), (2, 4), (4, 2)])
 def test_lanes_are_shared_out_anew_among_another_number_of_shards(tmp_path, before, now):
     model = loop_for(tmp_path, CARRY).model
-    _, whole = model(torch.randint(0, 256, (8, 5)), model.init_state(8))
-    saved = [[leaf[rank::before].detach() for leaf in listed(whole)] for rank in range(before)]
-    lanes = restored(saved, model, [Shard(rank, now) for rank in range(now)])
+    turns = [listed(model(torch.randint(0, 256, (8, 5)), model.init_state(8))[1]) for _ in range(2)]
+    saved = []
+    for rank in range(before):
+        saved += [[leaf[rank::before].detach() for leaf in turn] for turn in turns] + [[]]
+    lanes = restored(saved, model, [Shard(rank, now) for rank in range(now)], 3)
     for rank, part in enumerate(lanes):
-        for leaf, expected in zip(listed(part.state), listed(whole), strict=True):
-            np.testing.assert_array_equal(leaf.detach(), expected[rank::now].detach())
+        *states, last = part.states
+        assert last is None
+        for state, turn in zip(states, turns, strict=True):
+            for leaf, expected in zip(listed(state), turn, strict=True):
+                np.testing.assert_array_equal(leaf.detach(), expected[rank::now].detach())
 
 
 # ---------------------------------------------------------------------- refused
@@ -311,7 +365,7 @@ def test_the_answers_to_a_lane_are_those_to_the_whole_series(tmp_path, kind):
     number = next(n for n in range(train.lane_batches) if not train.lanes(n).fresh.any())
     while not train.lanes(number - 1).fresh.all():
         number -= 1
-    (lanes,), total = restored([], model, [Shard()]), 0.0
+    (lanes,), total = restored([], model, [Shard()], 1), 0.0
     chosen = []
     original = type(train).batch
 

@@ -42,7 +42,7 @@ pytestmark = pytest.mark.serial  # processes of their own
 TORCHRUN = ("-m", "torch.distributed.run", "--nproc_per_node", "2", "--standalone")
 CHANGES = {"training": {"steps": 8, "save_every": 4, "validate_every": 4, "sample_every": 4, "log_every": 1}}
 #: rows go on from the states of those before, which checkpoints hold
-CHANGES |= {"model": {"mixer": {"window": 12}}}
+CHANGES |= {"model": {"mixer": {"window": 12}}, "data": {"batch_size": 32}}  # so many rows that batches have two turns
 CHANGES["training"]["carry"] = 0.7
 #: matrices by Muon, for which shards are gathered; the rest by AdamW
 CHANGES["training"]["optimizer"] = {"kind": "muon", "learning_rate": 0.01}

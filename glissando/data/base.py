@@ -76,6 +76,11 @@ class Corpus(ABC):
         return None
 
     @property
+    def turns(self) -> int:
+        """Batches that take turns in `lanes`: a row goes on with the text of its row in the batch `turns` before."""
+        return 1
+
+    @property
     def has_oracle(self) -> bool:
         """Whether it can judge a text."""
         return type(self).judge is not Corpus.judge
@@ -91,7 +96,7 @@ class Corpus(ABC):
 
     def lanes(self, *, start: int = 0, shard: Shard = WHOLE) -> Iterator[Batch]:
         """Training batches without end from batch number `start`, where row r of each goes on with the text of row r of
-        the one before, unless it is `fresh`; here, where rows are whole documents, with the next ones."""
+        the one `turns` before, unless it is `fresh`; here, where rows are whole documents, with the next ones."""
         return self.batches("train", start=start, shard=shard)
 
     def steps(self, start: int, shards: Sequence[Shard], in_lanes: bool = False) -> Iterator[list[Batch]]:

@@ -22,6 +22,7 @@ from glissando.errors import DataError
 _PROMPT_BYTES = 48
 _PROMPT_REACH = 4096
 _PIECE_BYTES = 1 << 16
+_LANES = 64  # lanes at least: rows of fewer come from few places of the text, and their gradients resemble each other
 
 
 class TextCorpus(Corpus):
@@ -104,16 +105,23 @@ class TextCorpus(Corpus):
         for step in count(start):
             yield self._train.batch(self._offsets(step * self.batch_size + rows), self.seq_len)
 
+    @property
+    def turns(self) -> int:
+        """So many that there are `_LANES` lanes, fewer where the text has no window for each."""
+        return max(1, min(-(-_LANES // self.batch_size), _size(self._train) // (self.seq_len * self.batch_size)))
+
     def lanes(self, *, start: int = 0, shard: Shard = WHOLE) -> Iterator[Batch]:
-        """Lane r of R begins at window N r / R of the N that follow each other in the text, and reads on in a circle,
-        each round from another token on; fresh where the text begins."""
-        _, lanes = self._valid, np.array(shard_rows(self.batch_size, shard), np.int64)
+        """Lane r of R = turns * batch_size begins at window N r / R of the N that follow each other in the text, and
+        reads on in a circle, each round from another token on; fresh where the text begins. The lanes of a batch are
+        drawn from all."""
+        _, rows = self._valid, np.array(shard_rows(self.batch_size, shard), np.int64)
         self._require_window()
-        number = max(1, _size(self._train) // self.seq_len)
-        spare = _size(self._train) - number * self.seq_len
+        total, turns = self.turns * self.batch_size, self.turns
+        number, spare = divmod(_size(self._train), self.seq_len)
         for step in count(start):
-            turn, place = np.divmod(step + lanes * number // self.batch_size, number)
-            first = place * self.seq_len + random_below(spare + 1, self._seed, turn)
+            lanes = shuffled(step % turns * self.batch_size + rows, total, self._seed)
+            circle, place = np.divmod(step // turns + lanes * number // total, number)
+            first = place * self.seq_len + random_below(spare + 1, self._seed, circle)
             yield self._train.batch(first, self.seq_len)._replace(fresh=torch.from_numpy(place == 0))
 
     def _offsets(self, rows: np.ndarray) -> np.ndarray:

@@ -1,12 +1,13 @@
 """States that go on from one training row to the next.
 
-Row r of a step's batch is in lane r, and continues from the state after row r of the step before, cut from the graph:
+Batches take turns: row r continues from the state after row r of the batch so many turns before, cut from the graph:
 gradients reach back to the beginning of the row and no further (truncated back-propagation through time).
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -20,49 +21,51 @@ from glissando.state import State, detach, join_rows, leaves, map_state, select_
 
 
 class Lanes:
-    """The states of the lanes of one shard of the batch; None before the first step."""
+    """The states of the lanes of one shard of the batch, of each turn, next one first; None before its first batch."""
 
-    def __init__(self, state: State = None) -> None:
-        self.state = state
+    def __init__(self, states: Iterable[State]) -> None:
+        self.states = deque(states)
 
     def begin(self, model: Any, rows: int, fresh: Tensor | None) -> State:
         """The state before so many rows, empty where `fresh` (rows,) is True."""
-        if self.state is None or (fresh is not None and bool(fresh.all())):
+        state = self.states.popleft()
+        if state is None or (fresh is not None and bool(fresh.all())):
             return model.init_state(rows)
         if fresh is None:
-            return self.state
+            return state
         empty = model.init_state(1)
         fresh = fresh.to(next(leaves(empty)).device)
         chosen = torch.where(fresh, rows, torch.arange(rows, device=fresh.device))
-        return select_rows(join_rows(self.state, empty), chosen)
+        return select_rows(join_rows(state, empty), chosen)
 
     def end(self, state: State) -> None:
-        """Keep the state after the rows."""
-        self.state = detach(state)
+        """Keep the state after the rows until their next turn."""
+        self.states.append(detach(state))
 
-    def saved(self) -> list[Tensor]:
-        """The tensors of the state, copied to the CPU."""
-        return [copied(leaf) for leaf in leaves(self.state)]
+    def saved(self) -> list[list[Tensor]]:
+        """The tensors of each state, copied to the CPU."""
+        return [[copied(leaf) for leaf in leaves(state)] for state in self.states]
 
 
-def restored(saved: Sequence[Sequence[Tensor]], model: Any, shards: Sequence[Shard]) -> list[Lanes]:
+def restored(saved: Sequence[Sequence[Tensor]], model: Any, shards: Sequence[Shard], turns: int) -> list[Lanes]:
     """The lanes of `shards`, from a checkpoint's tensors of all shards, of which there may have been another number."""
-    if not any(saved):
-        return [Lanes() for _ in shards]
-    empty = model.init_state(1)
-    states = []
-    for tensors in saved:
+    empty, now = model.init_state(1), shards[0].world
+    states: list[State] = []
+    for tensors in saved or [[]] * (now * turns):
         left = iter(tensors)
-        states.append(map_state(lambda leaf, left=left: next(left).to(leaf.device), empty))
-    before, now = len(states), shards[0].world
-    if before == now:  # without spare slots, whose number may change the last bits of a sum
-        return [Lanes(states[shard.rank]) for shard in shards]
-    whole, size = join_rows(*states), len(next(leaves(states[0])))
-    chosen = []
-    for shard in shards:
-        lane = torch.arange(shard.rank, before * size, now, device=next(leaves(empty)).device)
-        chosen.append(lane % before * size + lane // before)
-    return [Lanes(select_rows(whole, rows)) for rows in chosen]
+        states.append(map_state(lambda leaf, left=left: next(left).to(leaf.device), empty) if tensors else None)
+    if len(states) == now * turns:  # without spare slots, whose number may change the last bits of a sum
+        return [Lanes(states[shard.rank * turns :][:turns]) for shard in shards]
+    return [Lanes([_rows_of(shard, states[turn::turns]) for turn in range(turns)]) for shard in shards]
+
+
+def _rows_of(shard: Shard, states: Sequence[State]) -> State:
+    """The state of the rows of `shard`, from those of other shards."""
+    if states[0] is None:
+        return None
+    before, first = len(states), next(leaves(states[0]))
+    row = torch.arange(shard.rank, before * len(first), shard.world, device=first.device)
+    return select_rows(join_rows(*states), row % before * len(first) + row // before)
 
 
 def fresh_rows(batch: Any, training: Any, step: int, shard: Shard) -> Tensor:

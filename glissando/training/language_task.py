@@ -78,6 +78,10 @@ class LanguageTask(Task):
     def epoch_rows(self) -> int | None:
         return self.corpus.epoch_rows
 
+    @property
+    def turns(self) -> int:
+        return self.corpus.turns
+
     def new_model(self, saved: bool = False) -> LanguageModel:
         config = self.config
         model = LanguageModel(for_saved_weights(config.model) if saved else config.model, self.corpus.tokenizer)

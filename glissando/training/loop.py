@@ -86,7 +86,8 @@ class Loop:
         sharded, parts = is_sharded(self.model), t.accumulate
         shards = [Shard(fabric.global_rank * parts + part, fabric.world_size * parts) for part in range(parts)]
         steps = self.task.steps(state.step, shards)
-        self.lanes = [*restored(state.lanes, self.model, shards)] if self.task.carries else [None] * parts
+        turns = self.task.turns
+        self.lanes = [*restored(state.lanes, self.model, shards, turns)] if self.task.carries else [None] * parts
         state.lanes = []
         if self.task.scores_start and checkpoint is None:
             with self.clock.aside():
@@ -373,7 +374,7 @@ class Loop:
         self._require_finite_weights()
         self.saved_at = self.state.seconds
         is_first, group = self.fabric.is_global_zero, self.writers
-        lanes = [part.saved() for part in self.lanes if part is not None]
+        lanes = [tensors for part in self.lanes if part is not None for tensors in part.saved()]
         state = dataclasses.replace(
             self.state,
             seconds=self.clock.elapsed(),

@@ -72,7 +72,8 @@ class TrainState:
     model, optimizer    tensors by parameter, whole, or of a sharded training this process's shards
     schedule, hooks     what the schedule and each hook keep
     random              state of the random numbers of each process
-    lanes               of each shard of the batch, the tensors of the state after its rows, where rows continue
+    lanes               of each shard of the batch and each turn, next one first, the tensors of the state after its
+                        rows, where rows continue
     """
 
     step: int = 0

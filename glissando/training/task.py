@@ -65,13 +65,18 @@ class Task(ABC):
     keeps_best = False
     #: whether a model is validated before the first step too, because it may be the best
     scores_start = False
-    #: whether rows of training continue from the state after the row before, see glissando.training.lanes
+    #: whether rows of training continue from the state after an earlier row, see glissando.training.lanes
     carries = False
 
     @property
     def epoch_rows(self) -> int | None:
         """Training rows of one pass over the data; None where they have no known end."""
         return None
+
+    @property
+    def turns(self) -> int:
+        """Batches that take turns: a row continues from its row in the batch `turns` before."""
+        return 1
 
     @abstractmethod
     def new_model(self, saved: bool = False) -> Any:
