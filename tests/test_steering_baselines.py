@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ from tolerances import assert_close
 from glissando.data.base import IGNORED, Batch, Corpus
 from glissando.data.stories import StoriesCorpus
 from glissando.data.stories.corpus import first_sentence
+from glissando.data.stories.stories import END, generate
 from glissando.data.tokenizers import ByteTokenizer
 from glissando.errors import ConfigError
 from glissando.evaluation.rows import Row, batches_of, spread, valid_rows
@@ -21,8 +23,11 @@ from glissando.evaluation.steering import Dials, Trial, trial
 from glissando.model import LanguageModel
 from research.steering.activation_addition import Addition, changed, mean_differences, places
 from research.steering.baselines import GRANTED, compare, matched_strength, selection_trial
+from research.steering.conditional import Conditional
+from research.steering.guidance import Guidance, Reader
 from research.steering.prompt_prefix import KINDS, PASSAGE_BYTES, Prefix, passage, prefix_fits
 from research.steering.rows import behind, labelled_texts
+from research.steering_fluency import read
 
 EOS = 0
 
@@ -130,6 +135,68 @@ def test_no_strength_costs_nothing():
     assert nothing.read(task, 1.0) == task.read(model)
     assert nothing.write(task, 1.0) == task.write(model)
     assert Addition(model, "flow", torch.randn(16), 5.0).read(task, 1.0) != task.read(model)
+
+
+# ---------------------------------------------------------------------- conditional addition, guidance, the grammar
+
+
+@torch.no_grad()
+def test_a_condition_decides_at_each_position():
+    """Where a position stands on the requested side by `threshold`, nothing is added."""
+    model, ids, u = model_of(), torch.randint(0, 256, (2, 7)), -0.5
+    vector, middle = torch.randn(16).double(), torch.randn(16).double()
+
+    def activations() -> torch.Tensor:
+        seen: list[torch.Tensor] = []
+        with changed(places(model)["flow"], lambda x: seen.append(x) or x):
+            model(ids)
+        return seen[0]
+
+    plain = activations()
+    sides = u * torch.cosine_similarity(plain - middle.float(), vector.float(), dim=-1)
+    for threshold, steered_positions in ((-2.0, 0), (float(sides.median()) + 1e-6, 7), (2.0, 14)):
+        with Conditional(model, "flow", vector, middle, 3.0, threshold).turned(u):
+            steered = activations()
+        applies = sides < threshold
+        assert int(applies.sum()) == steered_positions
+        assert_close(steered, plain + applies[..., None] * 3.0 * u * vector.float())
+
+
+@torch.no_grad()
+def test_a_guided_reader_streams_what_the_model_computes():
+    model, control = model_of().double(), torch.tensor([[0.5]], dtype=torch.float64)
+    rows = [[1, 2, 3], [4], [5, 6]]
+    reader = Reader(model, rows, control)
+    for token in (7, 8):
+        rows = [[*row, token] for row in rows]
+        reader.read(torch.full((3,), token))
+    for row, log_p in zip(rows, reader.log_p, strict=True):
+        assert_close(
+            log_p, model(torch.tensor([row]), control=torch.tensor([[0.5]]))[0][0, -1].double().log_softmax(-1)
+        )
+
+
+def test_guidance_is_the_condition_at_weight_1_and_the_model_alone_at_0():
+    """Greedy texts of a model with a dial; beyond 1 the dial counts more, as a larger u does in log p."""
+    model, task = model_of(), replace(trial(Letters(), prompts=3, max_tokens=6), temperature=1e-6)
+    model.config.depth.control_trained = True
+    dialled = {u: task.write(model, {"a": u}) for u in (-1.0, 1.0)}
+    assert dialled[-1.0] != dialled[1.0]
+    for u, texts in dialled.items():
+        assert Guidance(model, 1.0, "a").write(task, u) == texts
+        assert Guidance(model, 0.0, "a").write(task, u) == task.write(model)
+
+
+def test_the_grammar_reads_a_text_to_where_it_departs():
+    story = generate(0, "test", 0)
+    text = story.text.removesuffix(END)
+    assert read(text) == (True, 1.0, pytest.approx(story.bits))
+    half = read(text[: len(text) // 2])
+    assert half[:2] == (True, 1.0)
+    assert 0 < half.bits < story.bits
+    wrong = read(text[:200] + "#" + text[201:])
+    assert not wrong.whole
+    assert wrong.share * len(text) <= 200
 
 
 def test_the_strength_that_costs_the_same():

@@ -273,7 +273,7 @@ def crossing_point(u: NDArray[np.float64], means: NDArray[np.float64]) -> float:
     That curve is their isotonic regression (least squares among curves that never fall) with straight lines between, so
     that there is one crossing and none to choose; the middle, where it lies on 0 for a while.
     """
-    rising = _isotonic(means)
+    rising = isotonic(means)
     if not rising[0] < 0 < rising[-1]:
         return math.nan
     last_below, first_above = int(np.flatnonzero(rising < 0)[-1]), int(np.flatnonzero(rising > 0)[0])
@@ -283,7 +283,7 @@ def crossing_point(u: NDArray[np.float64], means: NDArray[np.float64]) -> float:
     return float(u[last_below] - low * (u[first_above] - u[last_below]) / (high - low))
 
 
-def _isotonic(values: NDArray[np.float64]) -> NDArray[np.float64]:
+def isotonic(values: NDArray[np.float64]) -> NDArray[np.float64]:
     """Pool adjacent violators: the non-decreasing sequence nearest to `values`."""
     pools: list[tuple[float, int]] = []
     for value in values:

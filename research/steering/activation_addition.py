@@ -80,12 +80,13 @@ def mean_differences(model: LanguageModel, texts: Mapping[int, Sequence[Sequence
     model  in evaluation mode
     texts  ids of texts, those with the label above 0 under 1 and those below 0 under -1
     """
-    plus, minus = _means(model, texts[1]), _means(model, texts[-1])
+    plus, minus = means(model, texts[1]), means(model, texts[-1])
     return {name: plus[name] - minus[name] for name in plus}
 
 
 @torch.no_grad()
-def _means(model: LanguageModel, texts: Sequence[Sequence[int]]) -> dict[str, Tensor]:
+def means(model: LanguageModel, texts: Sequence[Sequence[int]]) -> dict[str, Tensor]:
+    """The mean activation (D,) over the positions of the texts, in float64, at every place."""
     eos = tokenizer_of(model).eos_id
     rows = [Row([eos, *ids], [IGNORED] * (len(ids) + 1), 0.0) for ids in texts]
     totals: dict[str, Tensor] = {}
