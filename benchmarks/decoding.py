@@ -87,7 +87,7 @@ def public(preset: str, call: str, rounds: int) -> Row:
     def step_seconds() -> float:
         with torch.no_grad():
             _, state = model(random_bytes(1, 64), model.init_state(1))
-        rows = decoder.rows(state, count)
+        rows = decoder.rows(state)
         began = time.process_time()
         for _ in range(count):
             decoder.step(ids, rows)

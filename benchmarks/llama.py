@@ -87,7 +87,7 @@ def written(model: LanguageModel, prompt: list[int], room: int) -> tuple[Callabl
     decoder = Decoder(model)
     with torch.no_grad():
         _, state = model(torch.tensor([prompt[:-1]]), model.init_state(1))
-        rows = decoder.rows(state, room + 1)
+        rows = decoder.rows(state)
     after, rows = decoder.step(torch.tensor(prompt[-1:]), rows)
     first = after[0].clone()
 

@@ -1,7 +1,7 @@
-"""What `glissando serve` takes and gives: tokens/s by texts at a time, through HTTP, beside Hugging Face's generate.
+"""What `glissando serve` takes and gives: tokens a CPU second through HTTP beside the same texts in process.
 
-The server is a process of its own, and so are its clients. A round is 32 texts of at most 96 tokens behind prompts of
-64 that nobody sent before.
+The server is a process of its own, and so are its clients. A text has 96 tokens behind a prompt of 64 that nobody sent
+before.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import http.client
 import json
+import os
 import subprocess
 import sys
 import tempfile
@@ -17,19 +18,22 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from itertools import count
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from benchmarks.speed import Row, llama_like, paired
 from glissando.errors import MissingExtraError, TrainingError
+from glissando.generation import generate, stream
 from glissando.model import LanguageModel
 
 _PROMPT, _NEW, _TEXTS = 64, 96, 32
 _seeds = count()
+_PROCESSES: dict[int, int] = {}  # of servers, by port
 
 
 @contextlib.contextmanager
-def _served(model: LanguageModel, step: str = "auto", prefix_mib: int = 0, *options: str) -> Iterator[int]:
+def _served(model: LanguageModel, step: str = "auto", prefix_mib: int = 256, *options: str) -> Iterator[int]:
     """The port of a server of `model`. Raises MissingExtraError without its packages."""
     with tempfile.TemporaryDirectory() as folder:
         run = Path(folder) / "model"
@@ -54,8 +58,10 @@ def _served(model: LanguageModel, step: str = "auto", prefix_mib: int = 0, *opti
             line = process.stdout.readline()
             if not line:
                 raise MissingExtraError(f"the server did not start: {process.stderr.read().strip()}")
+            port = int(line.partition("127.0.0.1:")[2].split()[0])
+            _PROCESSES[port] = process.pid
             try:
-                yield int(line.partition("127.0.0.1:")[2].split()[0])
+                yield port
             finally:
                 process.terminate()
 
@@ -74,14 +80,27 @@ def _rate(port: int, texts: int, stream: bool) -> float:
     return float(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
 
 
+def _prompt(seed: int) -> list[int]:
+    return [97 + (seed * 7919 + i * i) % 26 for i in range(_PROMPT)]
+
+
 def _ask(port: int, seed: int, stream: bool) -> int:
-    """One text; how many tokens it has."""
-    prompt = [1 + (seed * 7919 + i * i) % 255 for i in range(_PROMPT)]
-    body = _post(port, {"prompt": prompt, "max_tokens": _NEW, "seed": seed, "stream": stream, "logprobs": 0})
-    if not stream:
-        return json.loads(body)["usage"]["completion_tokens"]
-    events = [json.loads(line[6:]) for line in body.split(b"\n\n") if line.startswith(b"data: {")]
-    return sum(len(event["choices"][0]["logprobs"]["tokens"]) for event in events)
+    """One text, which its end token does not end; how many tokens it has."""
+    options = {"max_tokens": _NEW, "seed": seed, "stream": stream, "logit_bias": {"0": -100}}
+    _post(port, {"prompt": _prompt(seed), **options})
+    return _NEW
+
+
+def _in_process(model: LanguageModel, texts: int) -> float:
+    """Tokens a CPU second of `generate`, or, of one text, of `stream`, at the server's temperature."""
+    prompts = [bytes(_prompt(next(_seeds))).decode() for _ in range(texts)]
+    options: dict[str, Any] = {"max_tokens": _NEW, "temperature": 1.0, "logit_bias": {0: -100.0}}
+    began = time.process_time()
+    if texts > 1:
+        generate(model, prompts, **options)
+    else:
+        "".join(stream(model, prompts[0], **options))
+    return texts * _NEW / (time.process_time() - began)
 
 
 def _post(port: int, request: dict[str, object]) -> bytes:
@@ -97,12 +116,15 @@ def _post(port: int, request: dict[str, object]) -> bytes:
     return found
 
 
+def _each(texts: int) -> int:
+    """Texts of a client: as many as make the times alike."""
+    return max(1, 2 * _TEXTS // texts // 8)
+
+
 def _clients(port: int, texts: int, stream: bool, turn: int) -> float:
-    """A text a client where there is one, as many after each other as make the times alike where there are many."""
-    each = max(1, 2 * _TEXTS // texts // 8)
     began = time.perf_counter()
     with ThreadPoolExecutor(texts) as pool:
-        tokens = sum(pool.map(lambda n: _ask(port, 10_000 * turn + n, stream), range(texts * each)))
+        tokens = sum(pool.map(lambda n: _ask(port, 10_000 * turn + n, stream), range(texts * _each(texts))))
     return tokens / (time.perf_counter() - began)
 
 
@@ -110,12 +132,27 @@ def _clients(port: int, texts: int, stream: bool, turn: int) -> float:
 MODELS = {"transformer": "transformer-nano", "liquid": "liquid-ssm-nano", "tau": "tauformer-nano"}
 
 
-def throughput(case: str, stream: bool, rounds: int) -> Row:
-    """32 texts at a time against one, answers sent whole, or every token as it comes."""
-    with _served(LanguageModel.from_preset(MODELS[case])) as port:
-        many, one, ratio = paired(lambda: _rate(port, _TEXTS, stream), lambda: _rate(port, 1, stream), rounds)
-    how = "streamed" if stream else "whole"
-    return Row(f"serving {MODELS[case]}, {how}", many, one, "tokens/s", ratio, "10x", ratio >= 10, "one text")
+def _cpu_seconds(port: int) -> float:
+    """Of the server's process, as Linux counts them."""
+    fields = Path(f"/proc/{_PROCESSES[port]}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def throughput(case: str, texts: int, streamed: bool, rounds: int) -> Row:
+    """So many texts at a time, answers sent whole or as they come, against the same in process, without HTTP: by the
+    CPU seconds of each process, which other processes do not lengthen."""
+    model, least = LanguageModel.from_preset(MODELS[case]).eval(), 0.5 if streamed and texts > 1 else 0.7
+
+    def served() -> float:
+        before = _cpu_seconds(port)
+        _rate(port, texts, streamed)
+        return texts * _each(texts) * _NEW / (_cpu_seconds(port) - before)
+
+    with _served(model) as port:
+        found, alone, ratio = paired(served, lambda: _in_process(model, texts), rounds)
+    name = f"serving {MODELS[case]}, {texts} texts{' streamed' * streamed}"
+    peer = "generate" if texts > 1 else "stream"
+    return Row(name, found, alone, "tokens/CPU s", ratio, f"{least}x", ratio >= least, peer)
 
 
 def compiled(case: str, texts: int, rounds: int) -> Row:

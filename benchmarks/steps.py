@@ -51,7 +51,7 @@ def step(preset: str, context: int, count: int, rounds: int) -> Row:
     with torch.no_grad():
         _, state = model.features(random_bytes(count, context), model.init_state(count))
     steps = max(_STEPS, 64 // count)
-    rows, rates, shares = decoder.rows(state, steps), [], []
+    rows, rates, shares = decoder.rows(state), [], []
     for _ in range(rounds + 1):
         rows.filled[:] = context
         began = time.thread_time()

@@ -10,6 +10,7 @@ from dataclasses import replace
 from numbers import Integral
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -26,8 +27,6 @@ from glissando.text_row import TextRow
 
 #: values by name, or all of them in the model's order
 Control = Mapping[str, float] | Sequence[float]
-#: tokens that a cache has room for from the start; it grows by doubling
-_SPARE = 256
 #: tokens that `generate` computes in a call
 BLOCK = 32
 
@@ -110,9 +109,8 @@ class Continuation(Iterator[list[int | None]]):
         alive = list(range(len(prompts)))
         memo: Memo = {}
         now = _now(control)
-        spare = min(max(limits, default=0), _SPARE)
         if self._state is not None and len(prompts[0]) == 1:  # as it would have continued: to the last bit
-            logits = self._begin_steps(now, spare, memo, [], limits[0])(torch.tensor(prompts[0], device=device), now)
+            logits = self._begin_steps(now, memo, [], limits[0])(torch.tensor(prompts[0], device=device), now)
         else:
             with computing(model):
                 logits, self._state = read_prompts(model, prompts, now, device, memo, self._state)
@@ -140,18 +138,19 @@ class Continuation(Iterator[list[int | None]]):
                 if not going:
                     return
             now = _now(control)
-            step = self._step or self._begin_steps(now, spare, memo, prompts[0], limits[0] - 1)
+            step = self._step or self._begin_steps(now, memo, prompts[0], limits[0] - 1)
             ids = written[:, -1]
             if len(going) < len(alive):
                 alive, ids, sampler = [alive[i] for i in going], ids[going], sampler.keep(going)
                 step.keep(going)
             here = now if now is None or len(now) == len(alive) else now[alive]
-            written = step.write(ids, here, sampler, min(self._block, *(limits[r] - count for r in alive)), end_id)
+            counts = np.array([min(self._block, limits[row] - count) for row in alive])
+            written = step.write(ids, here, sampler, counts, end_id)
 
-    def _begin_steps(self, control: Tensor | None, spare: int, memo: Memo, text: Sequence[int], left: int) -> Step:
+    def _begin_steps(self, control: Tensor | None, memo: Memo, text: Sequence[int], left: int) -> Step:
         """The step from the state, which it then has instead of this object, behind `text` and with `left` tokens to
         read."""
-        block = step_from(self._model, self._state, self._kind, control is not None, spare, memo)
+        block = step_from(self._model, self._state, self._kind, control is not None, memo)
         step: Step = LookupStep(block, text, self._lookup, left) if self._lookup else block
         self._state, self._step = None, step
         return step

@@ -99,7 +99,7 @@ def fit_room(state: State, spare: bool = False) -> State:
 
     spare  up to as many slots as are filled stay, and more is cut to the next doubling of 64: the state grows on
     """
-    if isinstance(state, tuple) and isinstance(state, Slotted):
+    if hasattr(state, "with_capacity"):  # Slotted, whose own check is slow
         filled = max(state.filled.tolist(), default=0)
         needed = _doubling(filled) if spare else filled
         return state.with_capacity(needed) if state.capacity > (max(needed, 2 * filled) if spare else needed) else state

@@ -38,6 +38,18 @@ class TextRow:
         self._recent.append(token)
         return self._release(self.decoder.push(token))
 
+    def push_all(self, tokens: Sequence[int]) -> tuple[str, int]:
+        """The new text, and how many of the tokens belong to it: it may end before the last one."""
+        if not (self.stops or self.held or self.eos_id in tokens):
+            self._recent.extend(tokens)
+            return self.decoder.push_all(tokens), len(tokens)
+        text = ""
+        for count, token in enumerate(tokens, 1):
+            text += self.push(token)
+            if self.ended:
+                return text, count
+        return text, len(tokens)
+
     def finish(self) -> str:
         """What was held back, if no stop text came of it."""
         if self.ended:

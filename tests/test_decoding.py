@@ -16,10 +16,12 @@ from glissando.decoding.decoder import Decoder
 from glissando.errors import ConfigError, InputError, LengthError, UnknownNameError
 from glissando.generation import Continuation, Sampling, generate
 from glissando.kernels import cached
+from glissando.kernels.drawing import ENDED
 from glissando.kernels.products import SUMS
 from glissando.mixers import Attention
 from glissando.model import LanguageModel, ModelConfig
 from glissando.quantisation import round_weights
+from glissando.sampling import RowSampler, Sampler
 from glissando.state import leaves
 from tests.subjects import CASES, build, random_ids
 
@@ -110,7 +112,7 @@ def test_caches_grow(mixer):
     expected, _ = model(ids)
     found, rows = decoded(model, ids)
     torch.testing.assert_close(found, expected[:, -1], rtol=1e-4, atol=1e-5)
-    assert rows.capacity == 512
+    assert [len(pages) for pages in rows.pages] == [5, 5]
 
 
 @pytest.mark.parametrize("mixer", ["attention", "tau"])
@@ -146,13 +148,15 @@ def test_weights_below_all_rounding_are_0_and_a_nan_stays():
 @pytest.mark.parametrize("place", [0, 63, 64, 127, 128])
 def test_rows_of_weight_0_are_not_read_by_64(place, size):
     """Two heads, one of values, over 64, 64 and three slots: of the first two one slot has a weight."""
-    weights, values = np.zeros((2, 192), np.float32), np.full(192 * size + 64, np.nan, np.float32)
+    weights, values = np.zeros((2, 192), np.float32), np.full((3, 64 * size + 64), np.nan, np.float32)
     weights[:, place], weights[:, 130] = 2, 0.5
-    table = values[: 192 * size].reshape(192, size)
+    pages = np.array([page.ctypes.data - 8 for page in values], np.int64)
+    table = np.full((192, size), np.nan, np.float32)
     for slots in (slice(place - place % 64, place - place % 64 + 64), slice(128, 192)):
         table[slots] = np.arange(64 * size).reshape(64, size) + place
     out, sums = np.empty(2 * size, np.float32), np.empty(SUMS, np.float32)
-    cached.weighted_values(weights, 2, 1, size, values, 131, sums, out)
+    values[:, : 64 * size] = table.reshape(3, 64 * size)
+    cached.weighted_values(weights, 2, 1, size, pages, 8, 131, sums, out)
     expected = (2 * table[place] + 0.5 * table[130]) / 2.5
     np.testing.assert_allclose(out.reshape(2, size), np.stack([expected] * 2), rtol=1e-6)
 
@@ -225,7 +229,7 @@ def test_rows_that_stay_take_the_room_that_they_need():
         _, state = model(ids, model.init_state(2), mask=torch.arange(300) < counts.unsqueeze(1))
     rows = decoder.rows(state)
     kept = decoder.select(rows, [1])
-    assert (rows.capacity, kept.capacity) == (512, 64)
+    assert ([len(pages) for pages in rows.pages], len(kept.pages[0])) == ([5, 1], 1)
     assert torch.equal(decoder.step(ids[1:, 0], kept)[0], decoder.step(ids[:, 0], rows)[0][1:])
 
 
@@ -310,13 +314,44 @@ def test_wrong_inputs_raise():
         generate(LanguageModel.from_preset("transformer-nano"), "a", step="compield")
 
 
-def test_rows_that_are_kept_after_their_caches_grew_are_read_and_written_in_their_own_memory():
-    """A caller who drops what `step` returns goes on from the old rows; they have no slots for more tokens."""
-    decoder = Decoder(build("mixer:attention-default", torch.float32))
-    rows = decoder.rows(build("mixer:attention-default", torch.float32).init_state(1))
-    for _ in range(200):
-        decoder.step(torch.tensor([1]), rows)
-    assert int(rows.filled.max()) == rows.capacity == 64
+@pytest.mark.parametrize("case", ["preset:composite-nano", "preset:tauformer-nano", "preset:hybrid-ode-nano"])
+@torch.no_grad()
+def test_rows_that_share_pages_go_on_as_rows_with_pages_of_their_own(case):
+    """Copies of one text, one of which leaves and joins another batch, and a cut back to a mark."""
+    model = build(case, torch.float32)
+    decoder, ids = Decoder(model), random_ids(model, 1, 200, seed=4)
+    rows = decoder.rows(model.init_state(1))
+    decoder.step(ids[:, :100], rows)
+    mark, after = decoder.mark(rows), random_ids(model, 3, 150, seed=5)
+    decoder.step(ids[:, 100:150], rows)
+    copies = decoder.select(rows, [0, 0, 0])
+    assert len({id(page) for pages in copies.pages for page in pages}) == (2 + 3 if decoder.page_bytes else 0)
+    decoder.step(after[:, :70], copies)
+    alone = decoder.join(decoder.select(copies, [1]), decoder.cut(rows, mark))
+    found = decoder.step(torch.cat([after[1:2, 70:], ids[:, 100:180]]), alone)[0]
+    decoder.step(after[:, 70:], copies)
+    for text, logits in ((torch.cat([ids[:, :150], after[1:2]], 1), found[0]), (ids[:, :180], found[1])):
+        expected = decoder.step(text, decoder.rows(model.init_state(1)))[0][0, -80:]
+        assert torch.equal(logits, expected)
+
+
+@torch.no_grad()
+def test_a_text_that_ends_in_a_call_keeps_the_state_before_its_last_token():
+    model = build("preset:composite-nano", torch.float32)
+    decoder, rows = Decoder(model), Decoder(model).rows(model.init_state(2))
+    samplers = [RowSampler(Sampling(temperature=0, allowed=(token,)), torch.Generator()) for token in (5, 9)]
+    logits = np.zeros((2, 4, model.config.vocab_size), np.float32)
+    written = decoder.write(np.array([1, 2]), rows, None, Sampler(samplers, 37), np.array([4, 3]), 5, logits)
+    assert written.tolist() == [[5, ENDED, ENDED, ENDED], [9, 9, 9, ENDED]]
+    assert rows.filled.tolist() == [1, 3]
+    for row, text in enumerate(([1], [2, 9, 9])):
+        alone = decoder.rows(model.init_state(1))
+        expected = decoder.step(torch.tensor([text]), alone)[0][0]
+        assert torch.equal(torch.from_numpy(logits[row, : len(text)]), expected)
+        for found, leaf in zip(
+            leaves(decoder.state(decoder.select(rows, [row]))), leaves(decoder.state(alone)), strict=True
+        ):
+            assert torch.equal(found, leaf)
 
 
 def test_rows_are_freed_without_a_collection_of_garbage():

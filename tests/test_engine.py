@@ -12,9 +12,10 @@ import torch
 from engines import PRESETS, alone, model_of, request_for, run_down, submit
 from slow import slow_where
 
+from glissando.decoding.steps import PlainStep
 from glissando.errors import InputError
 from glissando.generation import generate
-from glissando.model import LanguageModel
+from glissando.model import LanguageModel, ModelState
 from glissando.sampling import RowSampler, Sampler
 from glissando.serving.engine import BusyError, Engine, TooLargeError
 from glissando.serving.prefixes import Prefixes
@@ -74,10 +75,11 @@ def test_states_kept_stay_within_their_bytes(model):
         submit(engine, request_for(model, f"{n} hens", 2))
         run_down(engine)
         kept = engine.prefixes
-        known = list(kept._known.values())
-        assert kept.bytes == sum(state_bytes((k.state, k.logits)) + 4 * k.length + 256 for k in known) <= limit
+        texts = list(kept._texts.values())
+        assert sum(state_bytes(text.step.state) for text in texts) < kept.bytes <= limit
+        assert kept.bytes == sum(text.size for text in texts)
     assert 1 <= len(kept) < 30
-    assert sum(kept._lengths.values()) == len(kept)
+    assert sum(kept._lengths.values()) == len(kept._places) == len(kept)
     before = engine.tokens_reused
     submit(engine, request_for(model, "0 hens", 2))  # the oldest has gone
     run_down(engine)
@@ -101,10 +103,9 @@ def test_what_is_used_stays(model):
 
 def test_the_longest_known_beginning_is_found():
     kept, ids = Prefixes(2**30), list(range(3000))
-    for length in range(1, 3000):
-        kept.keep([9999, *ids[:length]], None, torch.zeros(1), torch.zeros(1))
-    for length in (300, 700):
-        kept.keep(ids[:length], None, torch.zeros(1), torch.zeros(1))
+    for text in (*([9999, *ids[:length]] for length in range(1, 1000, 7)), ids[:300], ids[:700]):
+        state = ModelState(torch.tensor([len(text)]), None)
+        kept.keep(text, None, PlainStep(None, state), torch.zeros(1))
     known = kept.longest(ids, None)
     assert known is not None
     assert known.length == 700
@@ -148,7 +149,7 @@ def test_a_long_prompt_holds_up_neither_texts_nor_short_prompts(model):
     _, [short] = submit(engine, request_for(model, "Ben", 5))
     for _ in range(8):
         engine.step()
-    assert len(under_way.pieces) == 9
+    assert len(under_way.pieces) == 10
     assert short.pieces, "a short prompt waits for all of a long one"
 
 
@@ -305,7 +306,7 @@ def test_a_model_that_fails_ends_the_texts_it_failed_for(model, monkeypatch):
     _, [listener] = submit(engine, request_for(model, "Once", 50))
     engine.step()
     with monkeypatch.context() as broken:
-        broken.setattr(engine, "_draw", lambda batch: torch.full((1,), torch.nan).multinomial(1))
+        broken.setattr(engine, "_write", lambda batch: torch.full((1,), torch.nan).multinomial(1))
         engine.step()
     assert isinstance(listener.error, RuntimeError)
     assert engine.running == 0
@@ -370,7 +371,7 @@ def test_for_whom_there_is_room_need_not_be_allowed_to_wait(model):
 
 def test_who_ended_before_the_model_failed_gets_no_error(model, monkeypatch):
     engine = Engine(model)
-    _, [ends] = submit(engine, request_for(model, "Once", 1))
+    _, [ends] = submit(engine, request_for(model, "Once", 2))
     _, [goes_on] = submit(engine, request_for(model, "Once", 9))
     with monkeypatch.context() as broken:
         broken.setattr(engine, "_remember", lambda batch, row: 1 / 0)

@@ -28,12 +28,12 @@ def test_a_token_that_the_tokenizer_does_not_know_ends_its_text_alone(model, mon
     for _ in range(4):
         engine.step()
 
-    def unknown(token: int) -> str:
-        raise IndexError(f"no token {token}")
+    def unknown(tokens: list[int]) -> str:
+        raise IndexError(f"no token {tokens}")
 
-    monkeypatch.setattr(unlucky.text, "push", unknown)
+    monkeypatch.setattr(unlucky.text, "push_all", unknown)
     run_down(engine)
-    assert [isinstance(piece.error, IndexError) for piece in ill.pieces] == [False] * 4 + [True]
+    assert [isinstance(piece.error, IndexError) for piece in ill.pieces] == [False] * 5 + [True]
     assert listener.error is None
     assert [listener.text] == generate(model, ["The"], max_tokens=30, seed=1)
 
@@ -57,8 +57,8 @@ def test_ids_beyond_the_tokenizer_are_neither_drawn_nor_reported():
 def test_who_failed_gets_one_error_though_the_batch_fails_after_it(model, monkeypatch):
     engine = Engine(model)
     [unlucky], [ill] = submit(engine, request_for(model, "Once", 30))
-    _, [ends] = submit(engine, request_for(model, "Once", 1))
-    monkeypatch.setattr(unlucky.text, "push", lambda token: [][token])
+    _, [ends] = submit(engine, request_for(model, "Once", 2))
+    monkeypatch.setattr(unlucky.text, "push_all", lambda tokens: [][len(tokens)])
     monkeypatch.setattr(engine, "_remember", lambda batch, row: 1 / 0)
     engine.step()
     assert [type(piece.error) for piece in ill.pieces] == [IndexError]
@@ -117,9 +117,9 @@ def test_what_is_kept_of_a_short_text_is_short_beside_a_long_one(preset):
         engine.step()
         submit(engine, request_for(model, "Ben said", 8, seed=1))
         run_down(engine)
-        known = [k for k in engine.prefixes._known.values() if 5 < k.length < 40]
-        sizes.append([(k.length, state_bytes(k.state)) for k in known])
-        assert [most_room(kept.state) for kept in known] == [kept.length for kept in known]
+        texts = [text for text in engine.prefixes._texts.values() if 5 < text.length < 40]
+        sizes.append([(text.length, state_bytes(text.step.state)) for text in texts])
+        assert [most_room(text.step.state) for text in texts] == [text.length for text in texts]
     assert len(sizes[0]) == 2
     assert sizes[0] == sizes[1]
 
@@ -132,10 +132,10 @@ def test_a_batch_that_a_long_text_has_left_is_as_small_as_those_that_stay(preset
     _, [listener] = submit(engine, request_for(model, "Once", 120))
     for _ in range(30):
         engine.step()
-    assert most_room(engine.batches[False].state) > 600
+    assert most_room(engine.batches[0].step.state) > 600
     long.cancel()
     engine.step()
-    assert most_room(engine.batches[False].state) == 64
+    assert most_room(engine.batches[0].step.state) == 64
     run_down(engine)
     assert [listener.text] == generate(model, ["Once"], max_tokens=120)
 

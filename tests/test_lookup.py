@@ -113,17 +113,17 @@ def test_a_dial_that_turns_ends_a_draft():
 def test_the_server_reads_ahead_in_a_text_alone():
     model = model_of("liquid-ssm-nano").float()
     one, other = request_for(model, AGAIN, 40, temperature=0.3), request_for(model, "and", 9, seed=4)
-    engine = Engine(model, prefix_bytes=0, lookup=6)
+    engine = Engine(model, prefix_bytes=0, lookup=6, block=1)
     _, [first] = submit(engine, one)
     for _ in range(6):
         engine.step()
-    assert isinstance(engine.batches[0]._step, LookupStep)
+    assert isinstance(engine.batches[0].step, LookupStep)
     _, [second] = submit(engine, other)
     engine.step()
-    assert not isinstance(engine.batches[0]._step, LookupStep)
+    assert not isinstance(engine.batches[0].step, LookupStep)
     while second.finish is None:
         engine.step()
-    assert isinstance(engine.batches[0]._step, LookupStep)  # alone again
+    assert isinstance(engine.batches[0].step, LookupStep)  # alone again
     run_down(engine)
     assert [first.text, second.text] == [alone(model, one)[0].text, alone(model, other)[0].text]
     assert isinstance(first, Listener)

@@ -35,8 +35,8 @@ def model() -> LanguageModel:
 
 def states(engine: Engine) -> int:
     """Bytes of all states that there are."""
-    held = [batch.state for batch in engine.batches] + [r.state for r in engine.reading]
-    return sum(map(state_bytes, held)) + engine.prefixes.bytes
+    texts = sum(batch.step.bytes for batch in engine.batches)
+    return texts + sum(state_bytes(reading.state) for reading in engine.reading) + engine.prefixes.bytes
 
 
 # ---------------------------------------------------------------------- what is counted

@@ -325,6 +325,12 @@ class StreamDecoder:
             self._forget(whole)
         return new
 
+    def push_all(self, tokens: Sequence[int]) -> str:
+        """The characters that the tokens complete."""
+        if self._pieces is not None:
+            return self._utf8.decode(b"".join([self._pieces[token] for token in tokens]))
+        return "".join([self.push(token) for token in tokens])
+
     def flush(self) -> str:
         """What is still held back, once no more ids come."""
         if self._pieces is not None:

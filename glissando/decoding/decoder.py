@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -20,16 +21,28 @@ from glissando.sampling import Sampler
 from glissando.state import State, leaves
 
 
-class Rows(NamedTuple):
-    """The states of B texts as the compiled step keeps them; it changes them in place."""
+@dataclass
+class Rows:
+    """The states of B texts as the compiled step keeps them; it changes them in place.
 
-    fixed: Any  # (B, F) float32
-    exact: Any  # (B, E) float64
-    slots: Any  # (B, S capacity) float32
-    exact_slots: Any  # (B, D capacity) float64
-    filled: Any  # (B,) int64: tokens read
-    registers: Any  # (B or more, R) float32: vectors of the latest tokens
-    capacity: int  # slots of the caches
+    fixed      (B, F) float32
+    exact      (B, E) float64
+    filled     (B,) int64: tokens read
+    pages      of each text, its caches in pages of 64 tokens, each an array of bytes. Texts may share pages that are
+               full: these are never written again
+    addresses  (B, G) int64 of the pages
+    registers  (B or more, R) float32: vectors of the latest tokens
+    """
+
+    fixed: Any
+    exact: Any
+    filled: Any
+    pages: list[list[Any]]
+    addresses: Any
+    registers: Any
+
+    def __len__(self) -> int:
+        return len(self.filled)
 
 
 class Decoder:
@@ -53,6 +66,8 @@ class Decoder:
             self.program: Program = lower(model, precision, with_control)
         self.controls = len(model.config.controls)
         self.with_control, self.vocab_size, self.max_length = with_control, *_limits(model)
+        units = 4 * self.program.slots + 8 * self.program.exact_slots
+        self.page_bytes = (units + 4) * GROUP if units else 0  # a vector may reach beyond the last number
         draw = np.zeros_like(self.program.code[:1])
         draw[0, :3] = Op.DRAW, self.program.logits, self.vocab_size
         self._writing = np.concatenate([self.program.code, draw])
@@ -64,55 +79,57 @@ class Decoder:
 
     # ------------------------------------------------------------------ states
 
-    def rows(self, state: State, spare: int = 0) -> Rows:
-        """The compiled step's form of a state of the model, with room for `spare` tokens more.
+    def rows(self, state: State, caches: bool = True) -> Rows:
+        """The compiled step's form of a state of the model, or of its part without the caches.
 
         Raises InputError for the state of another model.
         """
         program = self.program
         filled = state.position.numpy().astype(np.int64)
-        capacity = _room(int(filled.max(initial=0)) + max(spare, 1)) if program.slots or program.exact_slots else 0
         batch = len(filled)
-        rows = Rows(
-            aligned((batch, program.fixed), np.float32),
-            np.zeros((batch, program.exact), np.float64),
-            *_caches(program, batch, capacity),
-            filled.copy(),
-            aligned((batch, program.registers), np.float32),
-            capacity,
+        rows = self._rows(
+            aligned((batch, program.fixed), np.float32), np.zeros((batch, program.exact)), filled.copy(), [[]] * batch
         )
-        own, given = _slots(program.state), list(leaves(state._replace(trail=None)))
-        if len(own) != len(given):
-            raise InputError(f"the state is of another model: it has {len(given)} parts, and this model's {len(own)}")
-        for slot, leaf in zip(own, given, strict=True):
+        if caches:
+            self._make_room(rows, 0)
+        slots, values = _slots(program.state), list(leaves(state._replace(trail=None)))
+        if len(slots) != len(values):
+            raise InputError(
+                f"the state is of another model: it has {len(values)} parts, and this model's {len(slots)}"
+            )
+        for slot, leaf in zip(slots, values, strict=True):
             if slot.array == "filled":
                 if leaf.is_floating_point():
                     raise InputError(
                         'the state stands at a time (dt), and the compiled step counts tokens: step="plain"'
                     )
                 continue
-            values = leaf.detach().to(torch.float64 if slot.array.startswith("exact") else torch.float32).numpy()
-            fixed = (*values.shape[:2], *values.shape[3:]) if slot.array in ("slots", "exact_slots") else values.shape
+            numbers = leaf.detach().to(torch.float64 if slot.array.startswith("exact") else torch.float32).numpy()
+            is_cache = slot.array in ("slots", "exact_slots")
+            fixed = (*numbers.shape[:2], *numbers.shape[3:]) if is_cache else numbers.shape
             if fixed != (batch, *slot.shape):
                 raise InputError(
-                    f"the state is of another model: it has a part {tuple(values.shape)}, and this model's is "
+                    f"the state is of another model: it has a part {tuple(numbers.shape)}, and this model's is "
                     f"{(batch, *slot.shape)}, apart from the slots of a cache; use a state that this model returned"
                 )
-            if slot.array in ("slots", "exact_slots"):
-                _put(rows, slot, values[:, :, :capacity])  # slots behind those that are filled are spare
-            else:
-                _view(rows, slot)[...] = values
+            if not is_cache:
+                _view(rows, slot)[...] = numbers
+                continue
+            for row, pages in enumerate(rows.pages):
+                for number, page in enumerate(pages):
+                    part = numbers[row, :, number * GROUP : (number + 1) * GROUP]
+                    self._cached(page, slot)[:, : part.shape[1]] = part
         return rows
 
     def state(self, rows: Rows) -> State:
         """The model's own state after the tokens that `rows` have read, in memory of its own."""
-        return _values(rows, self.program.state)
+        return self._values(rows, self.program.state)
 
     # ------------------------------------------------------------------ steps
 
     def step(self, ids: Tensor, rows: Rows, control: Tensor | None = None) -> tuple[Tensor, Rows]:
-        """ids (B,), one token for each row, or (B, T) -> logits (B, V) or (B, T, V) after each of them, and the rows
-        after them, in the same memory or, where the caches had to grow, in new.
+        """ids (B,), one token for each row, or (B, T) -> logits (B, V) or (B, T, V) after each of them, and the rows,
+        which are changed in place.
 
         control (B, C). The next step with these rows overwrites the logits. T tokens of a call and T calls of one have
         the same bits.
@@ -123,7 +140,7 @@ class Decoder:
         if ids.is_floating_point():
             raise InputError(f"ids must be int64, got {ids.dtype}")
         program, given = self.program, ids.to(torch.int64).contiguous().numpy()
-        batch, length = len(rows.filled), given.shape[1] if given.ndim == 2 else 1
+        batch, length = len(rows), given.shape[1] if given.ndim == 2 else 1
         if given.shape not in ((batch,), (batch, length)) or not length:
             raise InputError(f"ids must be one or more for each of {batch} rows, got the shape {given.shape}")
         if (control is not None) != self.with_control:
@@ -135,51 +152,63 @@ class Decoder:
                 f"ids must be from 0 to {self.vocab_size - 1}, got {given.min()} to {given.max()}; encode the text "
                 "with this model's own tokenizer"
             )
-        rows = self._with_room(rows, length)
+        self._make_room(rows, length)
         if len(rows.registers) < batch * length:
-            rows = rows._replace(registers=aligned((batch * length, program.registers), np.float32))
+            rows.registers = aligned((batch * length, program.registers), np.float32)
         self._run(program.code, rows, given.reshape(-1), control, length, _NOT_DRAWN)
         rows.filled[:] += length
         logits = rows.registers[: batch * length, program.logits : program.logits + self.vocab_size]
         return torch.from_numpy(logits).reshape(*given.shape, self.vocab_size), rows
 
     def write(
-        self, ids: Any, rows: Rows, control: Tensor | None, sampler: Sampler, count: int, end: int
-    ) -> tuple[Any, Rows]:
-        """The next `count` tokens of every row behind ids (B,), each drawn and read without returning to Python: (B,
-        count) as `glissando.kernels.drawing.draw_next` has them, and the rows.
+        self, ids: Any, rows: Rows, control: Tensor | None, sampler: Sampler, counts: Any, end: int, logits: Any = None
+    ) -> Any:
+        """The next counts (B,) tokens of the rows behind ids (B,), each drawn and read without returning to Python:
+        (B, N) as `glissando.kernels.drawing.draw_next` has them, N the largest count.
 
-        The last token of each is not read yet. A row that ended has read others behind its end. ids and control are
-        those that `step` takes.
+        The last token of each row is not read yet, and a row that ended has read nothing behind it. ids and control
+        are those that `step` takes; logits (B, N, V) gets those at which each token was drawn.
 
         Raises LengthError where learned positions end.
         """
-        rows, written = self._with_room(rows, count), np.empty((len(ids), count), np.int64)
-        self._run(self._writing, rows, ids.copy(), control, 1, (*sampler.arguments(count), end, written))
+        self._make_room(rows, counts)
+        count, kept = int(counts.max()), _NO_LOGITS if logits is None else logits
+        written = np.empty((len(ids), count), np.int64)
+        drawing = (*sampler.arguments(count), end, counts, kept, written)
+        self._run(self._writing, rows, ids.copy(), control, 1, drawing)
         sampler.use(written)
-        return written, rows
+        return written
 
-    def _with_room(self, rows: Rows, count: int) -> Rows:
-        """The rows with room for `count` tokens more. Raises LengthError where learned positions end."""
-        program, needed = self.program, max(rows.filled.tolist(), default=0) + count
+    def _make_room(self, rows: Rows, counts: Any) -> None:
+        """Pages for so many tokens more, (B,) or of each row. Raises LengthError where learned positions end."""
+        sizes = (rows.filled + counts).tolist()
+        needed = max(sizes, default=0)
         if self.max_length is not None and needed > self.max_length:
             raise LengthError(
                 f"this model has learned positions for {self.max_length} tokens, but was given {needed}. Shorten the "
                 "input, or use a preset with RoPE or without positions (the -nano ones), which takes any length."
             )
-        if needed > rows.capacity and (program.slots or program.exact_slots):
-            rows = _resized(rows, program, _room(max(needed, 2 * rows.capacity)))
-        return rows
+        if not self.page_bytes:
+            return
+        most = -(-needed // GROUP)
+        if most > rows.addresses.shape[1]:
+            wider = np.zeros((len(rows), max(most, 2 * rows.addresses.shape[1])), np.int64)
+            wider[:, : rows.addresses.shape[1]] = rows.addresses
+            rows.addresses = wider
+        for row, (size, pages) in enumerate(zip(sizes, rows.pages, strict=True)):
+            for number in range(len(pages), -(-size // GROUP)):
+                pages.append(aligned(self.page_bytes, np.uint8))
+                rows.addresses[row, number] = pages[-1].ctypes.data
 
     def _run(
         self, code: Any, rows: Rows, ids: Any, control: Tensor | None, length: int, drawing: tuple[Any, ...]
     ) -> None:
         """The program for all rows, on several threads where they are many tokens."""
-        p, batch = self.program, len(rows.filled)
+        p, batch = self.program, len(rows)
         turned = _NO_CONTROL if control is None else control.detach().to(torch.float32).contiguous().numpy()
         arguments = (
-            code, p.numbers, p.weights, p.halves, p.bytes, rows.registers, rows.fixed, rows.exact, rows.slots,
-            rows.exact_slots, rows.capacity, rows.filled, ids, turned, length, *drawing,
+            code, p.numbers, p.weights, p.halves, p.bytes, rows.registers, rows.fixed, rows.exact, rows.addresses,
+            rows.filled, ids, turned, length, *drawing,
         )  # fmt: skip
         if batch > 1:
             cost = max(length, drawing[-1].shape[1]) * self.weight_bytes // 2
@@ -189,9 +218,8 @@ class Decoder:
 
     def warm_up(self) -> None:
         """Load the kernels, or compile them where this machine has not yet: a step of no rows."""
-        empty, filled = np.zeros((0, 0), np.float32), np.zeros(0, np.int64)
-        rows = Rows(empty, empty.astype(np.float64), empty, empty.astype(np.float64), filled, empty, 0)
-        self._run(self.program.code, rows, filled, None, 1, _NOT_DRAWN)
+        rows = self._rows(np.zeros((0, 0), np.float32), np.zeros((0, 0)), np.zeros(0, np.int64), [])
+        self._run(self.program.code, rows, rows.filled, None, 1, _NOT_DRAWN)
         Sampler([], 0).draw(torch.zeros(0, 0))
 
     def mark(self, rows: Rows) -> tuple[Any, Any, Any]:
@@ -202,33 +230,91 @@ class Decoder:
         """`rows` as they were at the mark: slots that were filled since are never read."""
         rows.fixed[:], rows.exact[:], rows.filled[:] = mark
 
-    def select(self, rows: Rows, kept: Sequence[int]) -> Rows:
-        """Those of the rows, in that order."""
+    def select(self, rows: Rows, kept: Sequence[int], moved: bool = False) -> Rows:
+        """Those of the rows, in that order, also several times. Full pages are shared, the last one is a copy.
+
+        moved  `rows` is not used any more, and `kept` has each number once: no page is copied
+        """
         index = np.asarray(kept, np.int64)
-        arrays = {name: part[index] for name, part in rows._asdict().items() if name != "capacity"}
-        chosen = Rows(**arrays, capacity=rows.capacity)
-        needed = _room(int(chosen.filled.max(initial=0)) + 1)
-        return _resized(chosen, self.program, needed) if 2 * needed <= rows.capacity else chosen
+        chosen = self._rows(rows.fixed[index], rows.exact[index], rows.filled[index], [rows.pages[i] for i in kept])
+        if not moved:
+            for row, filled in enumerate(chosen.filled.tolist()):
+                self._cut_pages(chosen, row, filled)
+        return chosen
+
+    def join(self, rows: Rows, others: Rows) -> Rows:
+        """The rows of both, which are not used any more."""
+        return self._rows(
+            np.concatenate([rows.fixed, others.fixed]), np.concatenate([rows.exact, others.exact]),
+            np.concatenate([rows.filled, others.filled]), [*rows.pages, *others.pages],
+        )  # fmt: skip
+
+    def cut(self, rows: Rows, mark: tuple[Any, Any, Any]) -> Rows:
+        """One row as it was at a mark, in memory of its own but for the pages that were full then."""
+        fixed, exact, filled = mark
+        earlier = self._rows(fixed.copy(), exact.copy(), filled.copy(), [rows.pages[0]])
+        self._cut_pages(earlier, 0, int(filled[0]))
+        return earlier
+
+    def bytes_of(self, rows: Rows) -> int:
+        """Of states and caches, shared pages counted for each row."""
+        return rows.fixed.nbytes + rows.exact.nbytes + self.page_bytes * sum(map(len, rows.pages))
+
+    def _rows(self, fixed: Any, exact: Any, filled: Any, pages: Sequence[list[Any]]) -> Rows:
+        """Rows with lists of pages of their own; the first columns of `fixed` lie aligned where it is `aligned`."""
+        own = [list(each) for each in pages]
+        addresses = np.zeros((len(own), max(map(len, own), default=0)), np.int64)
+        for row, each in enumerate(own):
+            addresses[row, : len(each)] = [page.ctypes.data for page in each]
+        return Rows(fixed, exact, filled, own, addresses, aligned((len(own), self.program.registers), np.float32))
+
+    def _cut_pages(self, rows: Rows, row: int, filled: int) -> None:
+        """The first `filled` slots of a row: full pages, and a copy of the one that is not."""
+        pages = rows.pages[row]
+        del pages[-(-filled // GROUP) :]
+        if pages and filled % GROUP:
+            copied = aligned(self.page_bytes, np.uint8)
+            copied[:] = pages[-1]
+            pages[-1], rows.addresses[row, len(pages) - 1] = copied, copied.ctypes.data
+
+    def _values(self, rows: Rows, slot: Any) -> Any:
+        """A tree of slots with their values. A closure that called itself would keep `rows` until garbage is
+        collected."""
+        if slot is None:
+            return None
+        if not isinstance(slot, Slot):
+            children = [self._values(rows, child) for child in slot]
+            return type(slot)(*children) if hasattr(slot, "_fields") else tuple(children)
+        if slot.array == "filled":
+            return torch.from_numpy(rows.filled.copy())
+        if slot.array not in ("slots", "exact_slots"):
+            return torch.from_numpy(_view(rows, slot).copy())
+        count, kind = int(rows.filled.max(initial=0)), np.float64 if slot.array == "exact_slots" else np.float32
+        values = np.zeros((len(rows), slot.shape[0], count, *slot.shape[1:]), kind)
+        for row, pages in enumerate(rows.pages):
+            for number, page in enumerate(pages[: -(-count // GROUP)]):
+                part = values[row, :, number * GROUP : (number + 1) * GROUP]
+                part[...] = self._cached(page, slot)[:, : part.shape[1]]
+        return torch.from_numpy(values)
+
+    def _cached(self, page: Any, slot: Slot) -> Any:
+        """The slots of a cache in a page, (G, 64, K) or (H, 64), shared with it."""
+        size = int(np.prod(slot.shape)) * GROUP
+        if slot.array == "exact_slots":
+            begin = 4 * GROUP * self.program.slots + 8 * GROUP * slot.at
+            return page[begin : begin + 8 * size].view(np.float64).reshape(*slot.shape, GROUP)
+        part = page[4 * GROUP * slot.at :][: 4 * size].view(np.float32)
+        if slot.transposed:
+            return part.reshape(*slot.shape, GROUP).swapaxes(1, 2)
+        return part.reshape(slot.shape[0], GROUP, *slot.shape[1:])
 
 
 #: what stands for the control of a model without
 _NO_CONTROL = np.zeros((1, 1), np.float32)
+#: what stands for logits that nobody asks for
+_NO_LOGITS = np.empty((0, 0, 0), np.float32)
 #: what stands for the arguments of drawing in a step that draws nothing
-_NOT_DRAWN = (*Sampler([], 0).arguments(0), -1, np.empty((0, 0), np.int64))
-
-
-def _values(rows: Rows, slot: Any) -> Any:
-    """A tree of slots with their values. A closure that called itself would keep `rows` until garbage is collected."""
-    if slot is None:
-        return None
-    if not isinstance(slot, Slot):
-        children = [_values(rows, child) for child in slot]
-        return type(slot)(*children) if hasattr(slot, "_fields") else tuple(children)
-    if slot.array == "filled":
-        return torch.from_numpy(rows.filled.copy())
-    is_cache = slot.array in ("slots", "exact_slots")
-    values = _cached(rows, slot, int(rows.filled.max(initial=0))) if is_cache else _view(rows, slot)
-    return torch.from_numpy(values.copy())
+_NOT_DRAWN = (*Sampler([], 0).arguments(0), -1, np.empty(0, np.int64), _NO_LOGITS, np.empty((0, 0), np.int64))
 
 
 def _limits(model: LanguageModel) -> tuple[int, int | None]:
@@ -245,58 +331,6 @@ def _slots(state: Any) -> list[Slot]:
 
 
 def _view(rows: Rows, slot: Slot) -> Any:
-    """The leaf (B, ...) that the slot names, shared with `rows`; a cache as (B, G, slots / 64, 64, ...)."""
+    """The leaf (B, ...) of constant size that the slot names, shared with `rows`."""
     array, size = getattr(rows, slot.array), int(np.prod(slot.shape))
-    if slot.array in ("slots", "exact_slots"):
-        part = array[:, slot.at * rows.capacity : (slot.at + size) * rows.capacity]
-        groups = rows.capacity // GROUP
-        if slot.transposed:
-            return part.reshape(len(array), groups, *slot.shape, GROUP).transpose(0, 2, 1, 4, 3)
-        return part.reshape(len(array), groups, slot.shape[0], GROUP, *slot.shape[1:]).swapaxes(1, 2)
     return array[:, slot.at : slot.at + size].reshape(len(array), *slot.shape)
-
-
-def _cached(rows: Rows, slot: Slot, count: int) -> Any:
-    """The first `count` slots of a cache, (B, G, count, ...)."""
-    view = _view(rows, slot)[:, :, : -(-count // GROUP)]
-    return view.reshape(*view.shape[:2], view.shape[2] * GROUP, *view.shape[4:])[:, :, :count]
-
-
-def _put(rows: Rows, slot: Slot, values: Any) -> None:
-    """Write the first slots of a cache, values (B, G, count, ...)."""
-    view, count = _view(rows, slot), values.shape[2]
-    groups, rest = divmod(count, GROUP)
-    whole = values[:, :, : count - rest]
-    view[:, :, :groups] = whole.reshape(*view.shape[:2], groups, *view.shape[3:])
-    if rest:
-        view[:, :, groups, :rest] = values[:, :, count - rest :]
-
-
-def _caches(program: Program, batch: int, capacity: int) -> tuple[Any, Any]:
-    """Empty caches, the first with the numbers more that its kernels read."""
-    spare = GROUP if program.slots else 0
-    return (
-        aligned((batch, program.slots * capacity + spare), np.float32),
-        np.zeros((batch, program.exact_slots * capacity), np.float64),
-    )
-
-
-def _room(tokens: int) -> int:
-    """The least of 64, 128, 256, ... that is not below `tokens`."""
-    return 64 << (max(tokens - 1, 0) // 64).bit_length()
-
-
-def _resized(rows: Rows, program: Program, capacity: int) -> Rows:
-    """The same rows with another number of slots, in memory of their own; those that are cut are empty."""
-    slots, exact_slots = _caches(program, len(rows.filled), capacity)
-    resized = rows._replace(
-        slots=slots,
-        exact_slots=exact_slots,
-        # Of its own: the old rows, whose capacity is the old one, must not count tokens that they have no slots for.
-        filled=rows.filled.copy(),
-        capacity=capacity,
-    )
-    for slot in _slots(program.state):
-        if slot.array in ("slots", "exact_slots"):
-            _put(resized, slot, _cached(rows, slot, min(capacity, rows.capacity)))
-    return resized

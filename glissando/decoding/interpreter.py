@@ -21,8 +21,9 @@ from glissando.decoding.kernels import (
 )
 from glissando.decoding.nearness import bounded_energy, nearness
 from glissando.decoding.program import Op
+from glissando.kernels.cached import GROUP
 from glissando.kernels.compiled import kernel
-from glissando.kernels.drawing import all_ended, draw_next
+from glissando.kernels.drawing import all_ended, draw_next, has_ended
 from glissando.kernels.products import SUMS, linear
 from glissando.kernels.scan_numba import forward_pairs as scan_pairs
 from glissando.mixers.attention.numba import step as attention
@@ -33,8 +34,8 @@ from glissando.mixers.spectral.numba import step as spectral
 
 @kernel
 def run(  # noqa: C901 - one branch for each instruction
-    code, numbers, w, halves, bytes_, regs, fixed, exact, slots, exact_slots, capacity, filled, ids, control, length,
-    known, drawn_by, top_k, counts, biases, uniforms, ending, written, first, last,
+    code, numbers, w, halves, bytes_, regs, fixed, exact, pages, filled, ids, control, length,
+    known, drawn_by, top_k, counts, biases, uniforms, ending, limits, kept, written, first, last,
 ):  # fmt: skip
     """The program for the texts from `first` to `last`, `length` tokens of each: an instruction is computed for all
     tokens before the next one, so that a weight is read once for them.
@@ -43,18 +44,19 @@ def run(  # noqa: C901 - one branch for each instruction
     w float32, halves uint16 (bfloat16) and bytes_ int8: weights, flat
     regs (B length, R) float32: registers of each token
     fixed (B, F) float32 and exact (B, E) float64: states of constant size
-    slots (B, S capacity) float32 and exact_slots (B, D capacity) float64: caches of `capacity` slots
+    pages (B, G): addresses of the pages of the caches, each with 64 slots
     filled (B,): tokens that each text has read; ids (B length,); control (B, C) float32
 
     A program with DRAW at its end runs once for each column of written (B, N): a token is read, the next one is drawn
-    into `written` and `ids`, as glissando.kernels.drawing has it.
+    into `written` and `ids`, as glissando.kernels.drawing has it. A text that has ended reads nothing more: its state
+    is the one before its last token. kept (B, N, V) gets the logits, or is empty.
     """
     shifted, chances, order = np.empty(known), np.empty(known), np.empty(known, np.int64)
     heads = 0
     for c in code:
         if c[0] == Op.ATTENTION or c[0] == Op.NEARNESS:
             heads = max(heads, c[12])
-    scores, sums = np.empty((heads, capacity), np.float32), np.empty(SUMS, np.float32)
+    scores, sums = np.empty((heads, pages.shape[1] * GROUP), np.float32), np.empty(SUMS, np.float32)
     begin, end = first * length, last * length
     for step in range(len(code) * max(written.shape[1], 1)):
         c, n = code[step % len(code)], step // len(code)
@@ -69,6 +71,8 @@ def run(  # noqa: C901 - one branch for each instruction
             continue
         for token in range(begin, end):
             r, row = regs[token], token // length
+            if n and op != Op.DRAW and has_ended(ending, limits, written, row, n):
+                continue
             now = filled[row] + token % length
             if op == Op.RMS_NORM:
                 rms_norm(r[c[1] : c[1] + c[3]], w[c[4] : c[4] + c[3]], numbers[c[5]], r[c[2] : c[2] + c[3]])
@@ -97,9 +101,9 @@ def run(  # noqa: C901 - one branch for each instruction
                 vectors, h = w[c[5] : c[5] + 4 * c[4]], fixed[row, c[6] : c[6] + 2 * c[4]]
                 spectral(r[c[1] : c[1] + c[4]], r[c[2] :], vectors, h, r[c[3] : c[3] + 2 * c[4]])
             elif op == Op.SCAN_PAIRS:
-                n, h, y = c[4], fixed[row, c[5] : c[5] + c[4]], r[c[3] : c[3] + c[4]]
-                factor, x = w[c[1] : c[1] + n].reshape(1, 1, n), r[c[2] : c[2] + n].reshape(1, 1, n)
-                scan_pairs(factor, x, h.reshape(1, n), y.reshape(1, 1, n), 0, 1)
+                size, h, y = c[4], fixed[row, c[5] : c[5] + c[4]], r[c[3] : c[3] + c[4]]
+                factor, x = w[c[1] : c[1] + size].reshape(1, 1, size), r[c[2] : c[2] + size].reshape(1, 1, size)
+                scan_pairs(factor, x, h.reshape(1, size), y.reshape(1, 1, size), 0, 1)
                 h[:] = y
             elif op == Op.LIQUID:
                 x, vectors = fixed[row, c[6] : c[6] + 2 * c[4]], w[c[5] : c[5] + 10 * c[4]]
@@ -109,15 +113,14 @@ def run(  # noqa: C901 - one branch for each instruction
                 s, latest, work = fixed[row, c[4] :], fixed[row, max(c[5], 0) :], r[c[6] :]
                 delta(r[c[1] :], c[8:15], w[c[3] :], s, latest, work, sums, r[c[2] :])
             elif op == Op.ATTENTION or op == Op.NEARNESS:
-                keys, values = slots[row, c[6] * capacity :], slots[row, c[7] * capacity :]
-                logs, total, latest = exact_slots[row, c[8] * capacity :], exact[row, c[9] :], fixed[row, c[10] :]
+                total, latest = exact[row, c[9] :], fixed[row, c[10] :]
                 given = r[c[1] :], r[c[2] :], r[c[3] :], r[c[5] :], c[12:18]
                 y = r[c[4] :]
                 if op == Op.ATTENTION:
                     scale = np.float32(numbers[c[11]])
-                    attention(*given, scale, keys, values, logs, total, latest, now, scores, sums, y)
+                    attention(*given, scale, pages[row], c[6:9], total, latest, now, scores, sums, y)
                 else:
-                    nearness(*given, w[c[11] :], keys, values, logs, total, latest, now, scores, sums, y)
+                    nearness(*given, w[c[11] :], pages[row], c[6:9], total, latest, now, scores, sums, y)
             elif op == Op.BOUNDED_ENERGY:
                 x, out = r[c[1] :], r[c[2] : c[2] + c[3]]
                 bounded_energy(x, w[c[5] :], c[6] != 0, numbers[c[7]], numbers[c[7] + 1], c[4], out)
@@ -149,8 +152,8 @@ def run(  # noqa: C901 - one branch for each instruction
                     r[c[1] + i] = control[row, i]
             elif op == Op.DRAW:
                 draw_next(
-                    r[c[1] : c[1] + c[2]], known, drawn_by, top_k, counts, biases, uniforms, ending, written, row, n,
-                    ids, filled, shifted, chances, order,
+                    r[c[1] : c[1] + c[2]], known, drawn_by, top_k, counts, biases, uniforms, ending, limits, kept,
+                    written, row, n, ids, filled, shifted, chances, order,
                 )  # fmt: skip
-        if op == Op.DRAW and all_ended(ending, written, n, first, last):
+        if op == Op.DRAW and all_ended(ending, limits, written, n, first, last):
             return

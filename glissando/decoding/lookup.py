@@ -90,9 +90,15 @@ class LookupStep:
         self._logits = self._step(torch.tensor([[token, *ahead]], device=ids.device), control)
         return self._logits[:, 0]
 
-    def write(self, ids: Any, control: Tensor | None, sampler: Sampler, count: int, end: int) -> Any:
-        if count == 1:  # whoever looks at each token may change the control before the next
-            return sampler.draw(self(torch.from_numpy(ids), control))
+    def write(
+        self, ids: Any, control: Tensor | None, sampler: Sampler, counts: Any, end: int, logits: Any = None
+    ) -> Any:
+        count = int(counts[0])
+        if count == 1 or logits is not None:  # whoever looks at each token may change the control before the next
+            found = self(torch.from_numpy(ids), control)
+            if logits is not None:
+                logits[:, 0] = found.numpy()
+            return sampler.draw(found)
         self._settle()
         self._draft.push(int(ids[0]))
         ahead = self._draft.propose()[: min(self._left, count) - 1]
@@ -102,7 +108,7 @@ class LookupStep:
             if unread := len(logits) - written.shape[1]:
                 self._step.rewind(unread)
         else:
-            written = self._step.write(ids, control, sampler, min(count, _BETWEEN), end)
+            written = self._step.write(ids, control, sampler, counts.clip(max=_BETWEEN), end)
         for token in written[0, :-1].tolist():
             self._draft.push(token)
         self._left -= written.shape[1]
@@ -117,10 +123,14 @@ class LookupStep:
     def keep(self, rows: Sequence[int]) -> None:
         """One row stays one row."""
 
+    def settled(self) -> BlockStep:
+        """The step itself, behind the last token that was asked for."""
+        self._settle()
+        return self._step
+
     @property
     def state(self) -> State:
-        self._settle()
-        return self._step.state
+        return self.settled().state
 
 
 def _same(control: Tensor | None, before: Tensor | None) -> bool:

@@ -5,7 +5,15 @@ from __future__ import annotations
 
 import numpy as np
 
-from glissando.kernels.cached import GROUP, add_log_sigmoid, key_place, softmax_weights, value_place, weighted_values
+from glissando.kernels.cached import (
+    GROUP,
+    add_log_sigmoid,
+    key_place,
+    numbers_at,
+    softmax_weights,
+    value_place,
+    weighted_values,
+)
 from glissando.kernels.compiled import kernel
 
 
@@ -32,46 +40,52 @@ def bounded_energy(x, matrix, is_diagonal, eps, tau, size, out):
 
 
 @kernel
-def _exponents(q, keys, temperature, exact, e, total, count, scores):
+def _exponents(q, pages, places, temperature, exact, total, count, scores):
     """scores (H, slots) = e_j + total - |q - k_j| / T of the first `count` keys; e and total count where `exact`."""
     heads = len(temperature)
     for begin in range(0, count, GROUP):
+        page = pages[begin // GROUP]
+        keys = numbers_at(page + places[0], heads * GROUP, np.float32)
         for h in range(heads):
-            at, query, inverse = key_place(begin, h, heads, 1), q[h], np.float32(1) / temperature[h]
+            at, query, inverse = key_place(begin, h, 1), q[h], np.float32(1) / temperature[h]
             key, line = keys[at : at + GROUP], scores[h, begin : begin + GROUP]
             for j in range(GROUP):
                 line[j] = -abs(query - key[j]) * inverse
             if exact:
-                near, middle = e[at : at + GROUP], total[h]
+                near = numbers_at(page + places[2], heads * GROUP, np.float64)[at : at + GROUP]
+                middle = total[h]
                 for j in range(GROUP):
                     line[j] += np.float32(near[j] + middle)
 
 
 @kernel
-def nearness(q, k, v, biases, sizes, temperature, keys, values, e, total, latest, filled, scores, sums, y):
+def nearness(q, k, v, biases, sizes, temperature, pages, places, total, latest, filled, scores, sums, y):
     """Attention by lambdas, exponents e_j - |q - k_j| / T, one query a head: q and k (H,), v (G, K).
 
-    sizes and the rest as in `attention`; keys and e (slots / 64, H, 64), e float64: g - C of each key
+    sizes and the rest as in `attention`; in a page keys and e (H, 64), e float64: g - C of each key
     """
     heads, groups, size = sizes[0], sizes[1], sizes[2]
     has_decay, has_importance, shifts = sizes[3] != 0, sizes[4] != 0, sizes[5] != 0
-    count = filled + 1
+    count, page = filled + 1, pages[filled // GROUP]
+    keys = numbers_at(page + places[0], heads * GROUP, np.float32)
+    values = numbers_at(page + places[1], (groups * size + 1) * GROUP, np.float32)
+    e = numbers_at(page + places[2], heads * GROUP, np.float64)
     for g in range(groups):
-        slot = value_place(filled, g, groups, size)
+        slot = value_place(filled, g, size)
         for d in range(size):
             values[slot + d] = v[g * size + d]
     if has_decay:
         add_log_sigmoid(total[:heads], biases)
     sum_of_logs = total[:heads] if has_decay else np.zeros(heads)
     for h in range(heads):
-        place = key_place(filled, h, heads, 1)
+        place = key_place(filled, h, 1)
         keys[place] = latest[h] if shifts else k[h]
         if has_decay or has_importance:
             e[place] = (biases[heads + h] if has_importance else np.float32(0)) - sum_of_logs[h]
-    _exponents(q, keys, temperature[:heads], has_decay or has_importance, e, sum_of_logs, count, scores)
+    _exponents(q, pages, places, temperature[:heads], has_decay or has_importance, sum_of_logs, count, scores)
     for h in range(heads):
         softmax_weights(scores[h], count, sums)
-    weighted_values(scores, heads, groups, size, values, count, sums, y)
+    weighted_values(scores, heads, groups, size, pages, places[1], count, sums, y)
     if shifts:
         for h in range(heads):
             latest[h] = q[h]

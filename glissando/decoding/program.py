@@ -1,7 +1,7 @@
 """A program: what one decoded token of a model computes, as a table of instructions.
 
 Operands are places: of registers (R, numbers of one row), weights (W), numbers (N, float64), states of constant size
-(F float32, E float64), and caches (S float32 and D float64 units, each of as many numbers as there are slots).
+(F float32, E float64), and caches: units of a page (S float32 and D float64, each of 64 numbers).
 
     LINEAR         src R, dst R, in, out, matrix, bias W or -1, kind (0 float32, 1 bfloat16, 2 int8), scales W
     RMS_NORM       src, dst, size, gain W, eps N          LAYER_NORM  src, dst, size, gain W, bias W, eps N
@@ -65,7 +65,7 @@ class Slot(NamedTuple):
     array: Literal["fixed", "exact", "slots", "exact_slots", "filled"]
     at: int = 0
     shape: tuple[int, ...] = ()  # of a cache: (G, K) of (G, slots, K), or (H,) of (H, slots)
-    transposed: bool = False  # a cache lies as (slots / 64, G, 64, K), or as (slots / 64, G, K, 64)
+    transposed: bool = False  # in a page a cache lies as (G, 64, K), or as (G, K, 64)
 
 
 #: a leaf that counts the tokens read
@@ -93,7 +93,7 @@ class Program(NamedTuple):
     registers: int
     fixed: int  # with as many at the end as a vector may reach beyond the last state
     exact: int
-    slots: int  # caches: numbers a slot
+    slots: int  # units of a page
     exact_slots: int
     logits: int  # the register that they begin at
     state: Any  # a state of the model with a Slot for each leaf
@@ -339,8 +339,12 @@ class Builder:
 
         assert isinstance(logits, Register)
         code, result, registers = allocated(self._code, self._sizes, logits)
+        table = np.array(code, np.int64)
+        caching = np.isin(table[:, 0], [Op.ATTENTION, Op.NEARNESS])
+        table[caching, 6:8] *= 4 * GROUP  # from units to bytes, float64 behind float32
+        table[caching, 8] = 4 * GROUP * self.slots + 8 * GROUP * table[caching, 8]
         return Program(
-            np.array(code, np.int64),
+            table,
             np.array([*self._numbers, 0.0]),
             joined(0, self._weights),
             joined(1, self._matrices[0]),

@@ -16,7 +16,7 @@ from glissando.mixers import Memo
 from glissando.model import LanguageModel
 from glissando.quantisation import is_rounded
 from glissando.sampling import Sampler
-from glissando.state import State, select_rows
+from glissando.state import State, fit_room, join_rows, select_rows, state_bytes
 
 #: auto: compiled where the model has a compiled step, else plain
 Kind = Literal["auto", "compiled", "plain"]
@@ -31,9 +31,12 @@ class Step(Protocol):
     def __call__(self, ids: Tensor, control: Tensor | None) -> Tensor:
         """One token a row (B,), control (B, C) -> logits (B, V), overwritten by the next call."""
 
-    def write(self, ids: Any, control: Tensor | None, sampler: Sampler, count: int, end: int) -> Any:
-        """The next tokens of each row behind ids (B,), drawn by `sampler`: (B, n) int64 with 0 < n <= count, of which
-        the last are not read. Behind `end` and NOT_FINITE a row has ENDED (glissando.kernels.drawing)."""
+    def write(
+        self, ids: Any, control: Tensor | None, sampler: Sampler, counts: Any, end: int, logits: Any = None
+    ) -> Any:
+        """The next tokens of each row behind ids (B,), drawn by `sampler`: (B, n) int64 with 0 < n, of which the last
+        are not read. Behind counts (B,) tokens, `end` and NOT_FINITE a row has ENDED (glissando.kernels.drawing), and
+        reads nothing. logits (B, N, V) gets those at which each token was drawn."""
 
     def keep(self, rows: Sequence[int]) -> None:
         """Only these rows, in this order."""
@@ -48,6 +51,25 @@ class BlockStep(Step, Protocol):
 
     def rewind(self, count: int) -> None:
         """After a call of T tokens a row: go back to the state before the last `count` of them, count < T."""
+
+    def select(self, rows: Sequence[int]) -> Any:
+        """A step of its own of these rows, also several times."""
+
+    def join(self, other: Any) -> None:
+        """The rows of `other` behind these; it is not used any more."""
+
+    def length(self, row: int) -> int:
+        """Tokens that a row has read."""
+
+    def mark(self, row: int) -> Any:
+        """What `cut` needs to go back to this state of a row; None where it cannot."""
+
+    def cut(self, mark: Any) -> Any:
+        """A step of its own of its one row, as it was at the mark."""
+
+    @property
+    def bytes(self) -> int:
+        """Of the states."""
 
 
 class PlainStep:
@@ -69,60 +91,102 @@ class PlainStep:
             logits, self.state = self.model(ids, self.state, control=control, donate=donate, memo=self._memo)
         return logits
 
-    def write(self, ids: Any, control: Tensor | None, sampler: Sampler, count: int, end: int) -> Any:
-        return sampler.draw(self(torch.from_numpy(ids), control))
+    def write(
+        self, ids: Any, control: Tensor | None, sampler: Sampler, counts: Any, end: int, logits: Any = None
+    ) -> Any:
+        found = self(torch.from_numpy(ids), control)
+        if logits is not None:
+            logits[:, 0] = found.to(torch.promote_types(found.dtype, torch.float32)).cpu().numpy()
+        return sampler.draw(found)
 
     def rewind(self, count: int) -> None:
         self.state, ids, control = self._latest
         self._read(ids[:, : ids.shape[1] - count], control, donate=False)
 
     def keep(self, rows: Sequence[int]) -> None:
-        self.state = select_rows(self.state, torch.tensor(rows, device=self.model.embedding.weight.device))
+        self.state = fit_room(self._rows(rows), spare=True)
+
+    def select(self, rows: Sequence[int]) -> PlainStep:
+        return PlainStep(self.model, fit_room(self._rows(rows)), self._memo)
+
+    def _rows(self, rows: Sequence[int]) -> State:
+        return select_rows(self.state, torch.tensor(rows, device=self.model.embedding.weight.device))
+
+    def join(self, other: Any) -> None:
+        self.state = join_rows(self.state, other.state)
+
+    def length(self, row: int) -> int:
+        return int(self.state.position[row])
+
+    def mark(self, row: int) -> None:
+        return None  # a copy of all its caches would be needed
+
+    def cut(self, mark: None) -> PlainStep:
+        raise NotImplementedError
+
+    @property
+    def bytes(self) -> int:
+        return state_bytes(self.state)
 
 
 class CompiledStep:
-    """glissando.decoding.Decoder behind the same calls; room for `spare` tokens more is made at once."""
+    """glissando.decoding.Decoder and its rows behind the same calls."""
 
-    def __init__(self, decoder: Any, state: State, spare: int = 0) -> None:
-        self.decoder, self.rows = decoder, decoder.rows(state, spare)
+    def __init__(self, decoder: Any, rows: Any) -> None:
+        self.decoder, self.rows = decoder, rows
         self._latest: Any = None  # of a call of several tokens: the states before it, ids and control
 
     def __call__(self, ids: Tensor, control: Tensor | None) -> Tensor:
         if ids.ndim == 2:
             self._latest = self.decoder.mark(self.rows), ids, control
-        logits, self.rows = self.decoder.step(ids, self.rows, control)
-        return logits
+        return self.decoder.step(ids, self.rows, control)[0]
 
-    def write(self, ids: Any, control: Tensor | None, sampler: Sampler, count: int, end: int) -> Any:
-        written, self.rows = self.decoder.write(ids, self.rows, control, sampler, count, end)
-        return written
+    def write(
+        self, ids: Any, control: Tensor | None, sampler: Sampler, counts: Any, end: int, logits: Any = None
+    ) -> Any:
+        return self.decoder.write(ids, self.rows, control, sampler, counts, end, logits)
 
     def rewind(self, count: int) -> None:
         mark, ids, control = self._latest
         self.decoder.restore(self.rows, mark)
-        _, self.rows = self.decoder.step(ids[:, : ids.shape[1] - count], self.rows, control)
+        self.decoder.step(ids[:, : ids.shape[1] - count], self.rows, control)
 
     def keep(self, rows: Sequence[int]) -> None:
-        self.rows = self.decoder.select(self.rows, rows)
+        self.rows = self.decoder.select(self.rows, rows, moved=True)
+
+    def select(self, rows: Sequence[int]) -> CompiledStep:
+        return CompiledStep(self.decoder, self.decoder.select(self.rows, rows))
+
+    def join(self, other: Any) -> None:
+        self.rows = self.decoder.join(self.rows, other.rows)
 
     @property
     def state(self) -> State:
         return self.decoder.state(self.rows)
 
-    def row(self, row: int) -> State:
-        """The state of one row."""
-        return self.decoder.state(self.decoder.select(self.rows, [row]))
+    def length(self, row: int) -> int:
+        return int(self.rows.filled[row])
+
+    def mark(self, row: int) -> Any:
+        return tuple(part[row : row + 1].copy() for part in (self.rows.fixed, self.rows.exact, self.rows.filled))
+
+    def cut(self, mark: Any) -> CompiledStep:
+        return CompiledStep(self.decoder, self.decoder.cut(self.rows, mark))
+
+    @property
+    def bytes(self) -> int:
+        return self.decoder.bytes_of(self.rows)
 
 
 def step_from(
-    model: LanguageModel, state: State, kind: Kind, with_control: bool, spare: int = 0, memo: Memo | None = None
+    model: LanguageModel, state: State, kind: Kind, with_control: bool, memo: Memo | None = None
 ) -> BlockStep:
     """The step of texts that `state` is of.
 
     Raises UnknownNameError for another kind, ConfigError for `compiled` where the model has none: it says why.
     """
     found = decoder_of(model, kind, with_control)
-    return PlainStep(model, state, memo) if isinstance(found, str) else CompiledStep(found, state, spare)
+    return PlainStep(model, state, memo) if isinstance(found, str) else CompiledStep(found, found.rows(state))
 
 
 #: of each model its decoders without and with a control, and what the weights were when they were made

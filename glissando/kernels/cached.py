@@ -1,14 +1,20 @@
 """Attention of one query a head over a cache: what the decoding steps of mixers that keep every token share.
 
-Keys lie as (slots / 64, G, K, 64) and values as (slots / 64, G, 64, K), so that each is read as it lies in memory. A
-cache has `GROUP` numbers more at its end, as a vector may reach beyond a head's.
+A cache is a list of pages of `GROUP` slots, given by their addresses, so that texts that begin alike share pages. In a
+page keys lie as (G, K, 64) and values as (G, 64, K), each as it is read. A page has `GROUP` numbers more at its end, as
+a vector may reach beyond a head's.
 """
 
 from __future__ import annotations
 
+import ctypes
 import math
+from typing import Any
 
 import numpy as np
+from llvmlite import ir
+from numba import carray, types
+from numba.extending import intrinsic, overload
 
 from glissando.kernels.compiled import kernel
 from glissando.kernels.exponentials import exp
@@ -17,26 +23,50 @@ from glissando.kernels.products import GROUP, LANES, add_weighted_rows, sums_of_
 _NEGLIGIBLE, _LOWEST = np.float32(-70), np.float32(-np.inf)
 
 
-@kernel
-def key_place(slot, group, groups, size):
-    """Where the first number of a key is; the next one is `GROUP` further. A number for each slot and head lies as such
-    keys of size 1."""
-    return ((slot // GROUP) * groups + group) * size * GROUP + slot % GROUP
+def numbers_at(address: Any, count: Any, kind: Any) -> Any:
+    """The `count` numbers of a kind (np.float32, np.float64) that lie at an address, as an array."""
+    values = np.frombuffer((ctypes.c_char * (count * np.dtype(kind).itemsize)).from_address(address), np.uint8)
+    return values.view(kind)
+
+
+@intrinsic
+def _pointer(context: Any, address: Any) -> Any:
+    def generated(_: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        return builder.inttoptr(arguments[0], ir.IntType(8).as_pointer())
+
+    return types.voidptr(address), generated
+
+
+@overload(numbers_at)
+def _numbers_at(address: Any, count: Any, kind: Any) -> Any:
+    def compiled(address: Any, count: Any, kind: Any) -> Any:
+        return carray(_pointer(address), count, kind)  # type: ignore[call-arg]
+
+    return compiled
 
 
 @kernel
-def value_place(slot, group, groups, size):
-    """Where the first number of a value is; the others follow."""
-    return ((slot // GROUP) * groups + group) * size * GROUP + slot % GROUP * size
+def key_place(slot, group, size):
+    """Where in its page the first number of a key is; the next one is `GROUP` further. A number for each slot and head
+    lies as such keys of size 1."""
+    return group * size * GROUP + slot % GROUP
 
 
 @kernel
-def key_products(q, heads, groups, size, keys, count, scale, sums, scores):
-    """scores (H, slots) = scale (query . key) for the first `count` keys, q (H, K) flat."""
+def value_place(slot, group, size):
+    """Where in its page the first number of a value is; the others follow."""
+    return group * size * GROUP + slot % GROUP * size
+
+
+@kernel
+def key_products(q, heads, groups, size, pages, at, count, scale, sums, scores):
+    """scores (H, slots) = scale (query . key) for the first `count` keys, q (H, K) flat; keys begin `at` bytes behind
+    the address of each page."""
     queries, shared = q[: heads * size].reshape(1, heads * size), heads // groups
     for begin in range(0, count, GROUP):
+        keys = numbers_at(pages[begin // GROUP] + at, (groups * size + 1) * GROUP, np.float32)
         for h in range(heads):
-            place, line = key_place(begin, h // shared, groups, size), scores[h, begin : begin + GROUP]
+            place, line = key_place(begin, h // shared, size), scores[h, begin : begin + GROUP]
             if count - begin > GROUP - LANES:
                 sums_of_four(keys, place, GROUP, size, queries, h * size, 0, 1, sums)
             else:
@@ -55,8 +85,9 @@ def add_log_sigmoid(total, arguments):
 
 
 @kernel
-def weighted_values(weights, heads, groups, size, values, count, sums, out):
-    """out (H, K) = sum_j w_j v_j / sum_j w_j of each head over the first `count` slots, weights (H, slots).
+def weighted_values(weights, heads, groups, size, pages, at, count, sums, out):
+    """out (H, K) = sum_j w_j v_j / sum_j w_j of each head over the first `count` slots, weights (H, slots); values
+    begin `at` bytes behind the address of each page.
 
     Weights behind them, up to the next multiple of 16, are 0. Of 64 slots whose weights are all 0 none is read,
     whatever is in them.
@@ -66,6 +97,7 @@ def weighted_values(weights, heads, groups, size, values, count, sums, out):
         out[i] = np.float32(0)
     for begin in range(0, count, GROUP):
         rows = min(-(-(count - begin) // LANES) * LANES, GROUP)
+        values = numbers_at(pages[begin // GROUP] + at, (groups * size + 1) * GROUP, np.float32)
         for h in range(heads):
             line, part = weights[h, begin : begin + rows], np.float32(0)
             for j in range(rows):
@@ -73,7 +105,7 @@ def weighted_values(weights, heads, groups, size, values, count, sums, out):
             if part == 0:
                 continue
             totals[h] += part
-            place = value_place(begin, h // shared, groups, size)
+            place = value_place(begin, h // shared, size)
             add_weighted_rows(weights, h, begin, rows, values, place, size, sums, out[h * size : (h + 1) * size])
     for h in range(heads):
         scale, y = np.float32(1) / totals[h], out[h * size : (h + 1) * size]

@@ -132,14 +132,17 @@ def draw_rows(logits, known, numbers, top_k, counts, biases, uniforms, written):
 
 @exact_kernel
 def draw_next(
-    logits, known, numbers, top_k, counts, biases, uniforms, end, written, row, n, ids, filled, z, w, order
+    logits, known, numbers, top_k, counts, biases, uniforms, end, limits, kept, written, row, n, ids, filled, z, w,
+    order,
 ):  # fmt: skip
-    """Token n of a row (B rows as in `draw_rows`, written (B, N)): the next that its text reads, unless it ended by the
-    id `end` or logits that are not finite; behind that `written` is ENDED."""
-    filled[row] += 1
-    if n and (written[row, n - 1] < 0 or written[row, n - 1] == end):
+    """Token n of a row (B rows as in `draw_rows`, written (B, N)): the next that its text reads, unless it has ended;
+    then `written` is ENDED. kept (B, N, V) gets the logits, or is empty."""
+    if has_ended(end, limits, written, row, n):
         written[row, n] = ENDED
         return
+    filled[row] += 1
+    if kept.size:
+        kept[row, n] = logits
     uniform = uniforms[row, n] if uniforms.size else 0.0
     token = draw_row(logits, known, numbers[row], top_k[row], counts[row], biases[row], uniform, z, w, order)
     written[row, n] = token
@@ -148,10 +151,16 @@ def draw_next(
 
 
 @exact_kernel
-def all_ended(end, written, n, first, last):
+def has_ended(end, limits, written, row, n):
+    """Whether a row ended before its token n: by its limit (B,), by the id `end` or by logits that are not finite."""
+    return n >= limits[row] or (n > 0 and (written[row, n - 1] < 0 or written[row, n - 1] == end))
+
+
+@exact_kernel
+def all_ended(end, limits, written, n, first, last):
     """Whether each row from `first` to `last` has ended with token n; then no more tokens of them are written."""
     for row in range(first, last):
-        if written[row, n] >= 0 and written[row, n] != end:
+        if not has_ended(end, limits, written, row, n + 1):
             return False
     written[first:last, n + 1 :] = ENDED
     return True

@@ -184,7 +184,7 @@ class Server:
             body = read_body(kind, content)
             served = self.find(body.model)
             requests = served.chat(body) if isinstance(body, ChatBody) else served.completion(body)
-            return served, body, [replace(each, key=request.scope["key"]) for each in requests]
+            return served, body, [replace(each, key=request.scope["key"], streams=body.stream) for each in requests]
 
         served, body, plan = await self.read(request, planned)
         group = Group(served.engine, plan, whole=not body.stream)
@@ -224,7 +224,7 @@ class Server:
             for index, text in enumerate(echoed):
                 yield _event(answer.chunk(index, text, Piece()) | null)
             async for index, piece in group.pieces(receive):
-                if piece.text or piece.tokens or piece.finish:
+                if piece.text or piece.tokens or piece.finish:  # else the tokens end within a character
                     yield _event(answer.chunk(index, piece.text, piece) | null)
             if with_usage:
                 yield _event(answer.usage(group.usage))

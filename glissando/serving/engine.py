@@ -1,16 +1,16 @@
-"""Continuous batching: texts join and leave a running batch at every token.
+"""Continuous batching: texts join and leave a running batch every few tokens.
 
 A step of the engine (1) lets go of texts that were given up, (2) reads up to `chunk` tokens of the prompts that wait,
-and (3) writes one token of every text that is under way. States are values, so that joining is a concatenation of rows
-and leaving a selection of them; a text comes out as it would alone, up to rounding.
+and (3) writes up to `block` tokens of every text that is under way, as many as take 50 ms. A text comes out as it would
+alone, up to rounding.
 
 Texts with a control and texts without are in different batches: without one its term is absent, which no value of it
-stands for. So are short texts and long ones where caches grow, as every row of a batch has room for the longest, and
-texts of another pace: a batch with a pace is written only when its next token is due.
+stands for. So are texts of another pace: a batch with a pace is written only when its next tokens are due. Without a
+compiled step, short texts and long ones are apart, too, as every row of a cache has room for the longest.
 
 The memory of a request is known before it starts (`Needs`), and all texts together stay within `memory`: others wait,
-and start in their order. The texts of one request share their prompt, which is read once; each gets a copy of its
-state.
+and start in their order. The texts of one request share their prompt, which is read once, and, with the compiled step,
+the pages of its caches.
 """
 
 from __future__ import annotations
@@ -21,17 +21,20 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from glissando.allocator import return_freed_memory
 from glissando.decoding.lookup import require_lookup
-from glissando.decoding.steps import Kind, decoder_of
+from glissando.decoding.steps import BlockStep, CompiledStep, Kind, PlainStep, decoder_of
 from glissando.generation import known_tokens, tokenizer_of, tokens_left
+from glissando.kernels.drawing import NOT_FINITE
 from glissando.machine import available_bytes, readable
 from glissando.mixers import Memo
 from glissando.model import LanguageModel
-from glissando.serving.batches import Batch, Reading, Together, one_row, overflown, pushed, tokens_of
+from glissando.sampling import Sampler
+from glissando.serving.batches import MARK_EVERY, MARKS, Batch, Reading, Together, overflown, pushed
 from glissando.serving.memory import Needs
 from glissando.serving.prefixes import Prefixes
 from glissando.serving.runner import Runner
@@ -47,7 +50,10 @@ from glissando.serving.session import (
     TooLargeError,
     call_all,
 )
-from glissando.state import join_rows, select_rows
+from glissando.state import State, join_rows, leaves, select_rows
+
+#: logits that a call keeps at most, for the probabilities of its tokens
+_LOGITS = 2**24
 
 
 class Engine:
@@ -61,6 +67,7 @@ class Engine:
                   is available if None. What does not fit now waits; for what never will `submit` raises TooLargeError
     runner        the thread that several engines share; None: one of its own
     lookup        tokens that a text under way alone reads ahead, see glissando.decoding.lookup
+    block         largest number of tokens that a text gets in a step
     deliver       called after a step with what happened in it; by default calls every listener
     clock         seconds, for the pace of texts
 
@@ -81,15 +88,18 @@ class Engine:
         deliver: Callable[[Outbox], None] | None = None,
         step: Kind = "auto",
         lookup: int = 0,
+        block: int = 32,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         require_lookup(lookup, 1)
-        self.step_kind, self.lookup, self.model, self.tokenizer = step, lookup, model.eval(), tokenizer_of(model)
+        self.lookup, self.block, self.model, self.tokenizer = lookup, block, model.eval(), tokenizer_of(model)
+        self._known = known_tokens(model)
         self._memo: Memo = {}  # the weights stand still while they are served
-        decoder_of(model, step, False)  # a step that there is not fails here, and not every text
+        # Of texts without and with a control; a step that there is not fails here, and not every text.
+        self._step_kind, self._decoders = step, {False: decoder_of(model, step, False)}
         self.max_sessions, self.max_waiting, self.chunk = max_sessions, max_waiting, chunk
         self.memory = available_bytes(model.embedding.weight.device) // 2 if memory is None else memory
-        self.needs = Needs(model, self.memory, chunk)
+        self.needs = Needs(model, self.memory, chunk, not isinstance(self._decoders[False], str))
         self.prefixes = Prefixes(min(prefix_bytes, self.memory // 4))
         self.deliver, self.clock = deliver or call_all, clock
         self.reading: list[Reading] = []  # prompts that are not read to their end
@@ -174,15 +184,21 @@ class Engine:
     # ------------------------------------------------------------------ memory
 
     def _batch_bytes(self, batch: Batch, more: int = 0, most: int = 0) -> int:
-        """Bytes with `more` texts of up to `most` tokens: every row has room for the longest."""
+        """Bytes with `more` texts of up to `most` tokens: without pages every row has room for the longest."""
+        if self.needs.paged:
+            shared = {id(session.request): self.needs.prompt(session.request) for session in batch.sessions}
+            return sum(shared.values()) + sum(self.needs.text(session.request) for session in batch.sessions)
         return (len(batch.sessions) + more) * self.needs.footprint.state(max(batch.most, most))
 
-    def _batch_with_room(self, together: Together, rows: int, most: int) -> Batch | None:
-        """A batch that so many texts, of up to `most` tokens, may join: a copy of it must fit, too."""
+    def _batch_with_room(self, together: Together, rows: int, most: int) -> Batch:
+        """A batch that so many texts, of up to `most` tokens, may join, a new one where there is none; without pages a
+        copy of it must fit, too."""
         for batch in self.batches:
-            if batch.together == together and 6 * self._batch_bytes(batch, rows, most) < self.memory:
+            is_small = self.needs.paged or 6 * self._batch_bytes(batch, rows, most) < self.memory
+            if batch.together == together and is_small:
                 return batch
-        return None
+        self.batches.append(batch := Batch(together))
+        return batch
 
     @property
     def used(self) -> int:
@@ -194,7 +210,8 @@ class Engine:
     def _fits(self, more: int, work: int) -> bool:
         """Whether `more` bytes can be taken beside the largest step, which takes `work` at least. States that are only
         kept make room."""
-        steps = [*map(self._batch_bytes, self.batches), *(self.needs.work(each.request) for each in self.reading)]
+        growing = [] if self.needs.paged else map(self._batch_bytes, self.batches)
+        steps = [*growing, *(self.needs.work(each.request) for each in self.reading)]
         room = self.memory - self.used - more - max([work, *steps])
         if room >= 0:
             self.prefixes.shrink(room)
@@ -209,11 +226,16 @@ class Engine:
         self._admit()
         readings = self._readings()
         self._try(self._read, readings)
+        self._deliver()
+        self._turn()
         due = [batch for batch in self.batches if batch.tick(self.clock())]
         for batch in due:
             self._try(self._write, batch)
         self.idle = not (readings or due)
         self._trim()
+        self._deliver()
+
+    def _deliver(self) -> None:
         outbox, self._outbox = self._outbox, []
         if outbox:
             self.deliver(outbox)
@@ -226,27 +248,36 @@ class Engine:
 
     def _let_go(self) -> None:
         for batch in self.batches:
+            for row, session in enumerate(batch.sessions):
+                if session.cancelled:  # its reader may go on from what is there
+                    self._remember(batch, row)
             batch.keep([row for row, session in enumerate(batch.sessions) if not session.cancelled])
         self.reading = [reading for reading in self.reading if reading.drop_cancelled()]
+
+    def _turn(self) -> None:
+        """Texts whose dials or pace were turned go on in a batch of their kind."""
         for batch in list(self.batches):
             for session in batch.sessions:
                 session.take_turns()
             for leaving in batch.split():
                 other = self._batch_with_room(leaving.together, len(leaving.sessions), leaving.most)
-                if other is None:
-                    self.batches.append(leaving)
-                else:
-                    assert leaving.logits is not None
-                    other.add(leaving.sessions, leaving.state, leaving.logits)
+                step = leaving.block
+                if leaving.together.controlled and not batch.together.controlled:
+                    step = self._step(step.state, True)
+                other.add(leaving.sessions, step, leaving.unread)
+                other.due = max(other.due, leaving.due)
         self.batches = [batch for batch in self.batches if batch.sessions]
 
     def _trim(self) -> None:
         """Give freed memory back to the system: once it may be much, and now and then while large states come."""
         self.batches = [batch for batch in self.batches if batch.sessions]
+        self._steps += 1
+        if self.batches and self._steps % 16:
+            return
         used = self.used
-        self._untrimmed, self._steps = max(self._untrimmed, used), self._steps + 1
+        self._untrimmed = max(self._untrimmed, used)
         freed = self._untrimmed - used
-        if freed > max(2**26, self.memory // 16) or (self._steps % 16 == 0 and 4 * used > self.memory):
+        if freed > max(2**26, self.memory // 16) or 4 * used > self.memory:
             return_freed_memory()
             self._untrimmed = used
 
@@ -273,7 +304,11 @@ class Engine:
                 reading.state = self.model.init_state(1)
             else:
                 self.tokens_reused += known.length
-                reading.state, reading.done, reading.logits = known.state, known.length, known.logits
+                reading.done, reading.logits = known.length, known.logits
+                if reading.left:
+                    reading.state = known.step.select([0]).state  # of its own: it is written to
+                else:
+                    reading.step = known.step
             self.reading.append(reading)
 
     # ------------------------------------------------------------------ reading
@@ -299,93 +334,139 @@ class Engine:
         # Those not read to their end stand behind the others: a long prompt does not hold up short ones.
         self.reading = [r for r in self.reading if r not in readings] + [r for r in readings if r.left]
         for reading in [reading for reading in readings if not reading.left]:
-            if not reading.sound:
-                self._outbox += [overflown(session) for session in reading.sessions]
-                continue
-            request = reading.request
-            assert reading.logits is not None
-            self.prefixes.keep(request.ids, request.control, reading.state, reading.logits, request.key)
-            if reading.scored or not request.max_tokens:
-                piece = Piece(tokens=tuple(reading.scored), finish=None if request.max_tokens else "length")
-                self._outbox += [(session.listener, piece) for session in reading.sessions]
-            if request.max_tokens:
-                self._try(self._begin, [reading])
+            self._try(self._begin, [reading])
 
     def _read_on(self, readings: list[Reading]) -> None:
-        lengths = [min(reading.left, self.needs.chunk(reading.request)) for reading in readings]
+        lengths = list(map(self._next_length, readings))
         longest, device = max(lengths), self.model.embedding.weight.device
         ids = torch.zeros(len(readings), longest, dtype=torch.int64)
         for row, (reading, length) in enumerate(zip(readings, lengths, strict=True)):
             ids[row, :length] = torch.tensor(reading.request.ids[reading.done : reading.done + length])
         count = torch.tensor(lengths, device=device)
         mask = torch.arange(longest, device=device) < count.unsqueeze(1) if min(lengths) < longest else None
-        state = join_rows(*[reading.state for reading in readings])
+        state = _joined([reading.state for reading in readings])
         control = self._control([reading.request.control for reading in readings])
         features, state = self.model.features(
             ids.to(device), state, mask=mask, control=control, donate=True, memo=self._memo
         )
+        logits = self.model.logits(features[torch.arange(len(readings), device=device), count - 1])
+        finite = logits.isfinite().all(-1).tolist()
         for row, (reading, length) in enumerate(zip(readings, lengths, strict=True)):
             if reading.request.reads_all:
                 reading.score(self.model, self.model.logits(features[row, :length]))
-            reading.logits = self.model.logits(features[row, length - 1])
-            reading.sound &= bool(reading.logits.isfinite().all())
+            reading.logits = logits[row].clone()
+            reading.sound &= finite[row]
             reading.done += length
-            reading.state = one_row(state, row, to_grow=reading.left > 0)
+            reading.state = None
+        self._keep_states(readings, state)
         self.tokens_read += sum(lengths)
 
+    def _keep_states(self, readings: list[Reading], state: State) -> None:
+        """Give each reading its row of the state: as a step where it is read to its end."""
+        index = torch.arange(len(readings), device=next(leaves(state)).device)
+        ends = [row for row, reading in enumerate(readings) if not reading.left]
+        if ends:
+            step = self._step(_rows_of(state, index[ends]), readings[0].controlled)
+            for number, row in enumerate(ends):
+                readings[row].step = step.select([number])
+        for row, reading in enumerate(readings):
+            if reading.left:
+                reading.state = _rows_of(state, index[row : row + 1])
+                if self.prefixes.limit and self.needs.paged and len(reading.marks) < MARKS:
+                    decoder = self._decoder(reading.controlled)
+                    beginning = CompiledStep(decoder, decoder.rows(reading.state, caches=False))
+                    reading.marks[reading.done] = beginning.mark(0)
+
+    def _next_length(self, reading: Reading) -> int:
+        """Tokens that are read now: all that are left, or, where that is much, all but the last few, so that an edited
+        prompt can go on from there."""
+        most = self.needs.chunk(reading.request)
+        stops = self.prefixes.limit and self.needs.paged and most >= reading.left > 4 * MARK_EVERY
+        return reading.left - MARK_EVERY if stops else min(reading.left, most)
+
+    def _step(self, state: State, controlled: bool) -> BlockStep:
+        decoder = self._decoder(controlled)
+        if isinstance(decoder, str):
+            return PlainStep(self.model, state, self._memo)
+        return CompiledStep(decoder, decoder.rows(state))
+
+    def _decoder(self, controlled: bool) -> Any:
+        if controlled not in self._decoders:
+            self._decoders[controlled] = decoder_of(self.model, self._step_kind, controlled)
+        return self._decoders[controlled]
+
     def _begin(self, readings: list[Reading]) -> None:
-        """Make rows of the texts of a prompt that was read, each with a copy of its state."""
+        """The first tokens of the texts of a prompt that was read, which then become rows of a batch."""
         [reading] = readings
         assert reading.logits is not None
-        request, rows = reading.request, len(reading.sessions)
-        together = Together(request.control is not None, self.needs.level(request), request.pace)
-        batch = self._batch_with_room(together, rows, request.most)
-        if batch is None:
-            self.batches.append(batch := Batch(together))
-        index = reading.logits.new_zeros(rows, dtype=torch.int64)
-        batch.add(reading.sessions, select_rows(reading.state, index), reading.logits.expand(rows, -1))
+        request, sessions = reading.request, reading.sessions
+        if not reading.sound:
+            self._outbox += map(overflown, sessions)
+            return
+        step = reading.step
+        assert step is not None
+        self.prefixes.keep(request.ids, request.control, step, reading.logits, request.key, reading.marks)
+        if reading.scored or not request.max_tokens:
+            piece = Piece(tokens=tuple(reading.scored), finish=None if request.max_tokens else "length")
+            self._outbox += [(session.listener, piece) for session in sessions]
+        if not request.max_tokens:
+            return
+        logits = reading.logits.expand(len(sessions), -1)
+        drawn = Sampler([session.sampler for session in sessions], self._known).draw(logits)
+        wide = logits.to(torch.promote_types(logits.dtype, torch.float32)).unsqueeze(1).cpu().numpy()
+        going = self._push(sessions, drawn, wide)
+        if going:
+            together = Together(reading.controlled, self.needs.level(request), request.pace)
+            batch = self._batch_with_room(together, len(going), request.most)
+            for row in going:
+                sessions[row].marks.update(reading.marks)
+            batch.add([sessions[row] for row in going], step.select([0] * len(going)), drawn[going, 0])
+            if request.pace is not None and batch.due == -math.inf:
+                batch.tick(self.clock())  # their first tokens are written
 
     # ------------------------------------------------------------------ writing
 
-    def _write(self, batch: Batch) -> None:
-        if not batch.sessions:
-            return
-        ids = self._draw(batch)
-        fell, sound = batch.drop_overflown(ids)
-        self._outbox += fell
-        if not batch.sessions:
-            return
-        ids = ids[sound]
-        tokens = tokens_of(self.model, batch, ids)
-        going: list[int] = []
-        for row, (session, token) in enumerate(zip(batch.sessions, tokens, strict=True)):
-            piece = pushed(session, token)
-            self._outbox.append((session.listener, piece))
-            if piece.error is not None:
-                continue
-            if piece.finish is None:
+    def _push(self, sessions: Sequence[Session], written: Any, logits: Any) -> list[int]:
+        """Give the texts their tokens (B, n), drawn at logits (B, n, V) or None; the rows that go on."""
+        eos, going = self.tokenizer.eos_id, []
+        for row, (session, tokens) in enumerate(zip(sessions, written.tolist(), strict=True)):
+            fell, count = NOT_FINITE in tokens, sum(token >= 0 for token in tokens)
+            tokens = tokens[: tokens.index(eos) + 1 if eos in tokens else count]
+            if tokens:
+                piece = pushed(session, tokens, None if logits is None else logits[row], self._known)
+                self._outbox.append((session.listener, piece))
+                self.tokens_written += len(tokens)
+            if fell and not session.done:
+                self._outbox.append(overflown(session))
+            if not session.done:
                 going.append(row)
-            else:
-                session.done = True
-                self._remember(batch, row)
-        self.tokens_written += len(tokens)
-        batch.keep(going)
-        if going:
-            control = self._control([session.control for session in batch.sessions])
-            batch.advance(self.model, ids[going], control, self.step_kind, self._memo, self.lookup)
+        return going
 
-    def _draw(self, batch: Batch) -> Tensor:
-        """(B,) the next token of each row, or NOT_FINITE."""
-        return batch.draw(known_tokens(self.model))
+    def _write(self, batch: Batch) -> None:
+        counts, logits = batch.counts(self.block), None
+        if any(session.request.top is not None for session in batch.sessions):
+            size = self.model.config.vocab_size
+            counts = counts.clip(max=max(1, _LOGITS // (len(counts) * size)))
+            kind = np.float64 if self.model.embedding.weight.dtype == torch.float64 else np.float32
+            logits = np.empty((len(counts), counts.max(), size), kind)
+        if self.prefixes.limit:
+            batch.mark()
+        control = self._control([session.control for session in batch.sessions])
+        written = batch.write(counts, control, self._known, self.tokenizer.eos_id, self.lookup, self.clock, logits)
+        going = self._push(batch.sessions, written, logits)
+        for row, session in enumerate(batch.sessions):
+            if session.done:
+                self._remember(batch, row)
+        batch.unread = written[np.arange(len(written)), (written >= 0).sum(1) - 1]
+        batch.keep(going)
 
     def _remember(self, batch: Batch, row: int) -> None:
         """The state before a finished text's last token: what a conversation goes on from."""
         session = batch.sessions[row]
-        if session.turned or len(session.written) < 2:
+        if session.turned or session.failed or len(session.written) < 2 or not self.prefixes.limit:
             return
-        read = (*session.request.ids, *session.written[:-1])
-        state, logits = batch.row(row)
-        self.prefixes.keep(read, session.request.control, state, logits, session.request.key)
+        step, request = batch.block.select([row]), session.request
+        self.prefixes.keep(session.read, request.control, step, None, request.key, session.marks)
 
     def _control(self, values: Sequence[tuple[float, ...] | None]) -> Tensor | None:
         return None if values[0] is None else self.model.embedding.weight.new_tensor(values)
@@ -398,5 +479,15 @@ class Engine:
         else:
             failed = [session for reading in at for session in reading.sessions]
             self.reading = [reading for reading in self.reading if reading not in at]
-        ended = {id(listener) for listener, piece in self._outbox if piece.finish or piece.error}
-        self._outbox += [(s.listener, Piece(error=error)) for s in failed if id(s.listener) not in ended]
+        for session in failed:
+            if not session.done:
+                self._outbox.append((session.listener, session.fail(error)))
+
+
+def _joined(states: list[State]) -> State:
+    """A long prompt's state is large: alone it is not copied."""
+    return states[0] if len(states) == 1 else join_rows(*states)
+
+
+def _rows_of(state: State, rows: Tensor) -> State:
+    return state if len(rows) == len(state.position) else select_rows(state, rows)

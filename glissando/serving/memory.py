@@ -12,6 +12,7 @@ from glissando.errors import ConfigError
 from glissando.generation import tokens_left
 from glissando.machine import allocated_at_peak, readable
 from glissando.model import LanguageModel
+from glissando.serving.batches import MARKS
 from glissando.serving.session import Request
 from glissando.state import fit_room, state_bytes
 
@@ -57,15 +58,21 @@ class Footprint:
         """Bytes of a row that has read so many tokens: a cache doubles when it is full, from 64 on."""
         return int(self.fixed + self.a_token * max(64, 2 * tokens))
 
+    def pages(self, tokens: int) -> int:
+        """Bytes of the caches of so many tokens in pages of 64, with a page that two texts cannot share."""
+        return int(self.a_token * (tokens + 128))
+
 
 class Needs:
     """The bytes that requests take of a model with so much memory for all, which reads `most` tokens at once.
 
+    paged  texts are written by the compiled step: they share their prompt's caches, and theirs grow by pages
+
     Raises ConfigError where the shortest text would not fit.
     """
 
-    def __init__(self, model: LanguageModel, memory: int, most: int) -> None:
-        self.footprint, self.memory, self.most = Footprint.of(model), memory, most
+    def __init__(self, model: LanguageModel, memory: int, most: int, paged: bool) -> None:
+        self.footprint, self.memory, self.most, self.paged = Footprint.of(model), memory, most, paged
         self.vocab_size = model.config.vocab_size
         if (least := self.alone(Request((0,), 1))) > memory:
             raise ConfigError(
@@ -75,11 +82,24 @@ class Needs:
 
     def alone(self, request: Request) -> int:
         """A request and no other: its prompt's state, its texts, and the work of reading or of growing."""
-        return self.texts(request) + max(self.work(request), request.copies * self.footprint.state(request.most))
+        growing = 0 if self.paged else request.copies * self.footprint.state(request.most)
+        return self.texts(request) + max(self.work(request), growing)
 
     def texts(self, request: Request) -> int:
         """The prompt's state, and all texts at their longest."""
-        return self.footprint.state(len(request.ids)) + request.copies * self.footprint.state(request.most)
+        return self.prompt(request) + request.copies * self.text(request)
+
+    def prompt(self, request: Request) -> int:
+        """What the texts of a request share: the state behind their prompt."""
+        if self.paged:
+            return int(self.footprint.fixed) + self.footprint.pages(len(request.ids))
+        return self.footprint.state(len(request.ids))
+
+    def text(self, request: Request) -> int:
+        """What each text takes beside, at its longest; with the earlier states that it can be gone back to."""
+        if self.paged:
+            return (1 + MARKS) * int(self.footprint.fixed) + self.footprint.pages(request.max_tokens)
+        return self.footprint.state(request.most)
 
     def work(self, request: Request) -> int:
         """Reading: the state is copied before it is written to, and its caches when they grow."""
@@ -95,8 +115,11 @@ class Needs:
         return logits + int(self.footprint.reading + self.footprint.looking_back * len(request.ids))
 
     def level(self, request: Request) -> int:
-        """Texts of one level are of about one length, to a factor of 4; all are where states do not grow."""
-        return max(0, math.ceil(math.log2(request.most / 256) / 2)) if self.footprint.a_token else 0
+        """Texts of one level are of about one length, to a factor of 4; all are where rows need no room for the
+        longest."""
+        if self.paged or not self.footprint.a_token:
+            return 0
+        return max(0, math.ceil(math.log2(request.most / 256) / 2))
 
 
 def _peak(model: LanguageModel, ids: torch.Tensor, state: Any) -> tuple[int, Any]:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Literal
+from typing import Any, Literal, NamedTuple
 
 import torch
 
@@ -68,6 +68,7 @@ class Request:
     begun       the client itself sent the first token: it is returned, without a log-probability
     key         whose states of prompts it may go on from, and whose its own are
     pace        tokens a second at most; None: as fast as they are computed
+    streams     somebody reads the text as it comes
     turns       ((n, control), ...) with n rising: token n of the text, counted from 0, is drawn under this control
     """
 
@@ -82,6 +83,7 @@ class Request:
     begun: bool = False
     key: int | None = None
     pace: float | None = None
+    streams: bool = True
     turns: tuple[tuple[int, tuple[float, ...]], ...] = ()
 
     @property
@@ -113,8 +115,7 @@ class Reservation:
     released: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Token:
+class Token(NamedTuple):
     """A token, its log-probability under the model (in nats, before temperature), and the likeliest at its place."""
 
     id: int
@@ -124,8 +125,9 @@ class Token:
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """What is new of a text: characters that no later token changes, and tokens; `finish` with the last. `control` is
-    that under which its token was drawn, where the token before it was drawn under another."""
+    """What is new of a text: characters that no later token changes, and its tokens where their log-probabilities are
+    requested; `finish` with the last. `control` is that under which the tokens were drawn, where the token before them
+    was drawn under another."""
 
     text: str = ""
     tokens: tuple[Token, ...] = ()
@@ -157,42 +159,61 @@ class Session:
         # Without the seed, texts that are drawn alike by tensors are drawn together.
         self.sampler = RowSampler(replace(request.sampling, seed=0), generator)
         self.written: list[int] = []
-        self.cancelled = self.done = False
-        #: what the next token is read under, and what was requested since
+        self.cancelled = self.done = self.failed = False
+        #: what the next tokens are drawn under, and what was requested since
         self.control = self.asked = request.control
-        #: what the next token is drawn under, and what the last one was
-        self._drawn_under = self._before = request.control
+        self._drawn_under = request.control
         self._turns = list(request.turns)
         self.pace = request.pace
         self.turned = False
+        #: by their lengths, earlier states of the text that it can be gone back to
+        self.marks: dict[int, Any] = {}
+
+    @property
+    def read(self) -> tuple[int, ...]:
+        """What the model has read: all but the last token."""
+        return (*self.request.ids, *self.written[:-1])
+
+    @property
+    def left(self) -> int:
+        """Tokens until the end, or until a dial is turned."""
+        end = self.request.max_tokens if not self._turns else min(self._turns[0][0], self.request.max_tokens)
+        return end - len(self.written)
 
     def cancel(self) -> None:
         """No further token is written. From any thread."""
         self.cancelled = True
 
     def turn(self, control: tuple[float, ...]) -> None:
-        """The dials from the next token on. From any thread."""
+        """The dials from the next tokens on. From any thread."""
         self.turned = True
         self.asked = control
 
     def set_pace(self, pace: float | None) -> None:
-        """Tokens a second at most, from the next token on. From any thread."""
+        """Tokens a second at most, from the next tokens on. From any thread."""
         self.pace = pace
 
     def take_turns(self) -> None:
-        """The control requested by now: what the next token is read under, the one after it drawn under."""
-        while self._turns and self._turns[0][0] <= len(self.written) + 1:
+        """Draw the next tokens under the control requested by now."""
+        while self._turns and self._turns[0][0] <= len(self.written):
             self.turn(self._turns.pop(0)[1])
         self.control = self.asked
 
-    def push(self, token: Token) -> Piece:
-        """The text's next token."""
-        turned = None if self._drawn_under == self._before else self._drawn_under
-        self._before, self._drawn_under = self._drawn_under, self.control
-        self.written.append(token.id)
-        text = self.text.push(token.id)
+    def fail(self, error: BaseException) -> Piece:
+        """The text ends with an error."""
+        self.done = self.failed = True
+        return Piece(error=error)
+
+    def push(self, tokens: list[int], scored: Sequence[Token] = ()) -> Piece:
+        """The text's next tokens, at least one; those behind its end are dropped."""
+        turned = None if self.control == self._drawn_under else self.control
+        self._drawn_under = self.control
+        text, count = self.text.push_all(tokens)
+        self.written += tokens[:count]
+        finish: Finish | None = None
         if self.text.ended:  # the end token is no part of the text, the last of a stop text is
-            return Piece(text, () if token.id == self.text.eos_id else (token,), "stop", control=turned)
-        if len(self.written) >= self.request.max_tokens:
-            return Piece(text + self.text.finish(), (token,), "length", control=turned)
-        return Piece(text, (token,), control=turned)
+            finish, count = "stop", count - (tokens[count - 1] == self.text.eos_id)
+        elif len(self.written) >= self.request.max_tokens:
+            finish, text = "length", text + self.text.finish()
+        self.done = finish is not None
+        return Piece(text, tuple(scored[:count]), finish, control=turned)

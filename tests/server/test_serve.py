@@ -170,7 +170,7 @@ def test_a_model_that_fails_is_a_500_and_the_server_lives(model, monkeypatch):
     ):
         with monkeypatch.context() as broken:
             broken.setattr(
-                server.served[NAME].engine, "_draw", lambda batch: torch.full((1,), torch.nan).multinomial(1)
+                server.served[NAME].engine, "_write", lambda batch: torch.full((1,), torch.nan).multinomial(1)
             )
             with pytest.raises(openai.InternalServerError, match="the model failed on this text: RuntimeError"):
                 ask(client)

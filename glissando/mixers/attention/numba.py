@@ -1,8 +1,7 @@
 """One decoded token of softmax attention on a CPU: one query a head over a row's own cache.
 
-Training runs PyTorch's own attention; tests tie the two. Caches are flat: keys (slots / 64, G, K, 64), values
-(slots / 64, G, 64, K), exponents (slots / 64, H, 64) in float64; the new token stands in the slot `filled`, behind
-those of the tokens before it.
+Training runs PyTorch's own attention; tests tie the two. A cache is a list of pages (glissando.kernels.cached); the new
+token stands in the slot `filled`, behind those of the tokens before it.
 """
 
 from __future__ import annotations
@@ -14,6 +13,7 @@ from glissando.kernels.cached import (
     add_log_sigmoid,
     key_place,
     key_products,
+    numbers_at,
     softmax_weights,
     value_place,
     weighted_values,
@@ -22,35 +22,40 @@ from glissando.kernels.compiled import kernel
 
 
 @kernel
-def step(q, k, v, biases, sizes, scale, keys, values, decay, total, latest, filled, scores, sums, y):
+def step(q, k, v, biases, sizes, scale, pages, places, total, latest, filled, scores, sums, y):
     """Softmax attention of one query a head.
 
     q (H, K), k and v (G, K) as they are kept; biases (H): log sigmoid's argument of the forget gate
     sizes  H, G, K, whether there is a forget gate, whether keys are earlier queries
-    decay  C of each key, float64; total (H,) float64: C; latest (H, K): the query before
+    pages  addresses; behind each, `places` bytes further, keys (G, K, 64), values (G, 64, K), and C of each key (H, 64)
+           in float64
+    total (H,) float64: C; latest (H, K): the query before
     """
     heads, groups, size = sizes[0], sizes[1], sizes[2]
     has_decay, shifts = sizes[3] != 0, sizes[4] != 0
-    count = filled + 1
+    count, page, numbers = filled + 1, pages[filled // GROUP], (groups * size + 1) * GROUP
+    keys, values = numbers_at(page + places[0], numbers, np.float32), numbers_at(page + places[1], numbers, np.float32)
     for g in range(groups):
-        slot, key = value_place(filled, g, groups, size), key_place(filled, g, groups, size)
+        slot, key = value_place(filled, g, size), key_place(filled, g, size)
         for d in range(size):
             keys[key + d * GROUP] = latest[g * size + d] if shifts else k[g * size + d]
             values[slot + d] = v[g * size + d]
     if shifts:
         for d in range(heads * size):
             latest[d] = q[d]
-    key_products(q, heads, groups, size, keys, count, scale, sums, scores)
+    key_products(q, heads, groups, size, pages, places[0], count, scale, sums, scores)
     if has_decay:
         add_log_sigmoid(total[:heads], biases)
+        decay = numbers_at(page + places[2], heads * GROUP, np.float64)
         for h in range(heads):
-            decay[key_place(filled, h, heads, 1)] = total[h]
+            decay[key_place(filled, h, 1)] = total[h]
         for begin in range(0, count, GROUP):
+            decay = numbers_at(pages[begin // GROUP] + places[2], heads * GROUP, np.float64)
             for h in range(heads):
-                at = key_place(begin, h, heads, 1)
+                at = key_place(begin, h, 1)
                 line, own, now = scores[h, begin : begin + GROUP], decay[at : at + GROUP], total[h]
                 for j in range(GROUP):
                     line[j] += np.float32(now - own[j])
     for h in range(heads):
         softmax_weights(scores[h], count, sums)
-    weighted_values(scores, heads, groups, size, values, count, sums, y)
+    weighted_values(scores, heads, groups, size, pages, places[1], count, sums, y)

@@ -1,0 +1,159 @@
+"""Texts that the compiled step writes many tokens at a time: the same texts, shared prompts, and going back."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+
+import pytest
+import torch
+from engines import model_of, request_for, run_down, submit
+from loud import loud
+
+from glissando.decoding.steps import CompiledStep
+from glissando.generation import generate
+from glissando.model import LanguageModel
+from glissando.serving.engine import Engine
+
+KINDS = ["transformer-nano", "liquid-ssm-nano", "composite-nano", "tauformer-nano"]
+PROMPTS = ["Once upon a time", "The", "", "x" * 200, "Ben said: "]
+
+
+def compiled(preset: str) -> LanguageModel:
+    """In float32."""
+    return loud(preset, hidden_size=32).float()
+
+
+@pytest.mark.parametrize("preset", KINDS)
+def test_texts_of_every_kind_are_those_written_alone(preset):
+    """Lengths, stop texts and arrivals fall anywhere in a call; a model that takes long for a token gets few a call."""
+    model, rng = compiled(preset), random.Random(0)
+    stops = generate(model, "The", max_tokens=40, seed=7)[0]
+    seconds = iter([n * (0.03 if n % 5 else 0.001) for n in range(10_000)])
+    engine, expected = Engine(model, chunk=97, clock=lambda: next(seconds)), []
+    for turn in range(12):
+        prompt, count, seed = rng.choice(PROMPTS), rng.randrange(1, 90), rng.randrange(9)
+        stop = (stops[17:19],) if turn % 3 == 0 else ()
+        request = request_for(model, prompt, count, seed, stop=stop, top=2 if turn % 4 == 1 else None)
+        [session], [listener] = submit(engine, request)
+        expected.append((session, listener, generate(model, prompt, max_tokens=count, seed=seed, stop=stop)))
+        for _ in range(turn % 3):
+            engine.step()
+    run_down(engine)
+    assert isinstance(engine._step(model.init_state(1), False), CompiledStep)
+    for session, listener, [text] in expected:
+        assert listener.text == text
+        assert listener.finish in ("stop", "length")
+        if session.request.top:
+            tokens = [token for piece in listener.pieces for token in piece.tokens]
+            ids = [*session.request.ids, *session.written]
+            with torch.no_grad():
+                logp = model(torch.tensor([ids]))[0][0, len(session.request.ids) - 1 : -1].log_softmax(-1)
+            expected_logp = [float(logp[n, token.id]) for n, token in enumerate(tokens)]
+            assert [token.logprob for token in tokens] == pytest.approx(expected_logp, abs=1e-3)
+
+
+def test_a_call_takes_as_many_tokens_as_there_is_time_for():
+    model, now = compiled("liquid-ssm-nano"), [0.0]
+    engine = Engine(model, clock=lambda: now[0])
+    submit(engine, request_for(model, "Once", 300))
+    engine.step()
+    write, lengths = engine.batches[0].step.write, []
+
+    def slow(*arguments):
+        written = write(*arguments)
+        now[0] += 0.01 * written.shape[1]
+        lengths.append(written.shape[1])
+        return written
+
+    engine.batches[0].step.write = slow
+    for _ in range(4):
+        engine.step()
+    assert lengths[1:] == [5, 5, 5], "50 ms at 10 ms a token"
+
+
+@pytest.mark.parametrize("preset", ["transformer-nano", "tauformer-nano", "composite-nano"])
+def test_the_texts_of_one_request_share_their_prompts_pages(preset):
+    model = compiled(preset)
+    engine = Engine(model, block=1)
+    request = request_for(model, "ab " * 150, 100, seed=3, copies=8)
+    _, listeners = submit(engine, request)
+    for _ in range(5):
+        engine.step()
+    pages = engine.batches[0].step.rows.pages
+    assert sum(map(len, pages)) == 8 * 8
+    assert len({id(page) for each in pages for page in each}) == 7 + 8  # 451 tokens are 7 full pages
+    run_down(engine)
+    for number, listener in enumerate(listeners):
+        assert [listener.text] == generate(model, "ab " * 150, max_tokens=100, seed=3 + number)
+
+
+@pytest.mark.parametrize("preset", KINDS)
+def test_an_edited_prompt_and_a_text_that_branches_are_read_from_where_they_part(preset):
+    model = compiled(preset)
+    engine, prompt = Engine(model), "".join(chr(97 + n * n % 23) for n in range(180))
+    [session], _ = submit(engine, request_for(model, prompt, 120, seed=2))
+    run_down(engine)
+
+    def read(ids: tuple[int, ...]) -> int:
+        """Tokens read for a text behind `ids`, which is the text of an engine that knows nothing."""
+        before, request = engine.tokens_read, replace(request_for(model, "", 30, seed=5), ids=ids)
+        _, [listener] = submit(engine, request)
+        run_down(engine)
+        fresh = Engine(model, prefix_bytes=0)
+        _, [expected] = submit(fresh, request)
+        run_down(fresh)
+        assert listener.text == expected.text
+        return engine.tokens_read - before
+
+    ids = session.request.ids
+    assert read(ids) == 0
+    assert read((*ids[:-9], 65, 66, 67)) == 32 - 9 + 3, "an edited prompt"
+    assert read((*ids[:-31], 65)) == 2
+    whole = (*ids, *session.written)
+    assert read((*whole, 65)) == 2, "a conversation"
+    assert 0 < read((*whole[:-20], 65)) <= 63, "another token in the text"
+    assert 0 < read((*ids, *session.written[:60], 65)) <= 63
+
+
+def test_a_text_that_a_stop_text_ended_is_known_to_its_last_mark():
+    model = compiled("composite-nano")
+    text = generate(model, "Once", max_tokens=90, seed=1)[0]
+    engine = Engine(model)
+    [session], [listener] = submit(engine, request_for(model, "Once", 90, seed=1, stop=(text[75:78],)))
+    run_down(engine)
+    assert listener.finish == "stop"
+    before = engine.tokens_read
+    again = replace(session.request, ids=(*session.request.ids, *session.written, 65), stop=())
+    _, [follows] = submit(engine, again)
+    run_down(engine)
+    assert engine.tokens_read - before <= 64
+    fresh = Engine(model, prefix_bytes=0)
+    _, [expected] = submit(fresh, again)
+    run_down(fresh)
+    assert follows.text == expected.text
+
+
+def test_a_text_that_its_reader_stopped_goes_on_from_where_it_is():
+    model = compiled("liquid-ssm-nano")
+    engine = Engine(model)
+    [session], _ = submit(engine, request_for(model, "Once", 900))
+    for _ in range(4):
+        engine.step()
+    session.cancel()
+    run_down(engine)
+    before = engine.tokens_read
+    submit(engine, replace(session.request, ids=(*session.request.ids, *session.written), max_tokens=3))
+    run_down(engine)
+    assert len(session.written) > 4
+    assert engine.tokens_read - before == 1
+
+
+def test_marks_of_a_long_text_are_few():
+    model = model_of("liquid-ssm-nano").float()
+    engine = Engine(model)
+    [session], _ = submit(engine, request_for(model, "Once", 2000))
+    run_down(engine)
+    assert len(session.written) > 400
+    assert 4 <= len(session.marks) <= 8
+    assert len(session.read) - max(session.marks) <= 64
