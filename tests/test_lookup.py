@@ -123,6 +123,7 @@ def test_the_server_reads_ahead_in_a_text_alone():
     assert not isinstance(engine.batches[0].step, LookupStep)
     while second.finish is None:
         engine.step()
+    engine.step()
     assert isinstance(engine.batches[0].step, LookupStep)  # alone again
     run_down(engine)
     assert [first.text, second.text] == [alone(model, one)[0].text, alone(model, other)[0].text]
