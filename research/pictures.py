@@ -53,7 +53,7 @@ def decoding() -> None:
             with torch.no_grad():
                 _, state = model(random_bytes(1, context), model.init_state(1))
             decoder = Decoder(model)
-            sizes[name], steps[name] = state_bytes(state), (decoder, decoder.rows(state, _TOKENS * (_ROUNDS + 1)))
+            sizes[name], steps[name] = state_bytes(state), (decoder, decoder.rows(state))
         for _ in range(_ROUNDS + 1):
             for name, (decoder, cache) in steps.items():
                 began = time.process_time()
