@@ -283,15 +283,14 @@ class ByHand:
         self.d = random.normal(size=(2, 256)).astype(np.float32)
         self.a[:, 0] = -1e3  # the end is never drawn
         web.write_page(folder, package(fetch=False))
-        for kind, time in {"step": 1, "prefill": "time"}.items():
-            (folder / f"{kind}.onnx").write_bytes(self._graph(time))
+        (folder / "model.onnx").write_bytes(self._graph())
         (folder / "weights.bin").write_bytes(b"\0" * 64)
         (folder / "tokenizer.json").write_text("{}")
         made = {
             "name": "by-hand", "parameters": 131584, "mixers": ["by hand"], "depth": "discrete", "vocab_size": 256,
             "tokens": 256,
             "tokenizer": {"kind": "bytes", "file": "tokenizer.json", "end": 0}, "capacity": capacity,
-            "dials": ["mood", "speech"], "graphs": {kind: {"file": f"{kind}.onnx"} for kind in ("step", "prefill")},
+            "dials": ["mood", "speech"], "file": "model.onnx",
             "state": [
                 {"input": "state.h", "output": "next.h", "dtype": "float32", "shape": ["batch", 256], "start": 0}
             ],
@@ -299,7 +298,7 @@ class ByHand:
         (folder / "export.json").write_text(json.dumps(made))
         self.folder, self.files = folder, pages.Files(folder)
 
-    def _graph(self, time: int | str) -> bytes:
+    def _graph(self) -> bytes:
         import onnx
         from onnx import TensorProto, helper, numpy_helper
 
@@ -316,12 +315,12 @@ class ByHand:
             [helper.make_node(kind, inputs, [output]) for kind, inputs, output in nodes],
             "by hand",
             [
-                helper.make_tensor_value_info("ids", TensorProto.INT64, ["batch", time]),
+                helper.make_tensor_value_info("ids", TensorProto.INT64, ["batch", "time"]),
                 helper.make_tensor_value_info("control", number, ["batch", 2]),
                 helper.make_tensor_value_info("state.h", number, ["batch", 256]),
             ],
             [
-                helper.make_tensor_value_info("logits", number, ["batch", time, 256]),
+                helper.make_tensor_value_info("logits", number, ["batch", "time", 256]),
                 helper.make_tensor_value_info("next.h", number, ["batch", 256]),
             ],
             [numpy_helper.from_array(array, name) for name, array in arrays.items()],

@@ -85,7 +85,7 @@ def test_a_mixer_that_cannot_be_traced_is_named(tmp_path):
     model = model_of_looping()
     model.save(tmp_path / "run")
     with pytest.raises(
-        Refused, match=r"prefill cannot be traced.*[^.]\. Looping is not of this library: a loop over"
+        Refused, match=r"the model cannot be traced.*[^.]\. Looping is not of this library: a loop over"
     ) as error:
         export(model, Run.open(tmp_path / "run"), "onnx", tmp_path / "out")
     assert "TORCH_LOGS" not in str(error.value)

@@ -13,7 +13,7 @@ EXAMPLE = "glissando export runs/first --to onnx --out exported"
 
 #: --to, and what comes out
 TO = {
-    "onnx": "one streaming step and a prefill of any length, for ONNX Runtime",
+    "onnx": "a graph that reads a prompt or a token, with the state, for ONNX Runtime",
     "web": "a static page that runs these in the browser",
     "safetensors-bf16": "a run with matrices in bfloat16",
     "safetensors-int8": "a run with matrices in int8, with a scale for each output channel",

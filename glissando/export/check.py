@@ -1,6 +1,6 @@
 """Whether what was exported computes what the model computes.
 
-Two texts, which the model writes itself, are read side by side, in part by the prefill and then token by token.
+Two texts, which the model writes itself, are read side by side, a part at once and then token by token.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from glissando.model import LanguageModel
 TOLERANCE = 1e-4
 _ROWS, _LENGTH = 2, 192
 
-#: (kind, ids, control or none, *state) -> logits and the state
+#: (ids, control or none, *state) -> logits and the state
 Runtime = Callable[..., list[Tensor]]
 
 
@@ -77,10 +77,10 @@ def compare(model: LanguageModel, run: Runtime, start: Callable[[int], list[Any]
     with computing(model):
         expected = model(ids, control=control)[0]
     extra, split = [] if control is None else [control], max(1, ids.shape[1] * 2 // 3)
-    logits, *state = run("prefill", ids[:, :split], *extra, *start(_ROWS))
+    logits, *state = run(ids[:, :split], *extra, *start(_ROWS))
     parts = [logits]
     for t in range(split, ids.shape[1]):
-        logits, *state = run("step", ids[:, t : t + 1], *extra, *state)
+        logits, *state = run(ids[:, t : t + 1], *extra, *state)
         parts.append(logits)
     exported = torch.cat(parts, 1)
     # Where two logits are a tie within rounding, either may be the largest.

@@ -1,10 +1,10 @@
 """The model as a function of tensors alone: ids, the dials and every part of the state in, logits and the state out.
 
-    step     ids (B, 1)            prefill   ids (B, T), T >= 1
+    ids      (B, T) int64, T >= 1
     control  (B, C) float32, of a model with dials
     state.*  each part of the state -> next.*
 
-B and, in the prefill, T are free. Names follow the tree of the state: `state.depth.0.mixer.h`.
+B and T are free: one graph reads a prompt and a token. Names follow the tree of the state: `state.depth.0.mixer.h`.
 """
 
 from __future__ import annotations
@@ -80,32 +80,26 @@ class Stepper(nn.Module):
         control = [torch.zeros(batch, len(self.dials))] if self.dials else []
         return torch.zeros(batch, time, dtype=torch.int64), *control, *self.init_state(batch)
 
-    def trace(self, prefill: bool) -> torch.export.ExportedProgram:
-        """The step's graph, or the prefill's.
-
-        Raises Refused, with PyTorch's reason, for a model whose forward cannot be traced.
-        """
+    def trace(self) -> torch.export.ExportedProgram:
+        """Raises Refused, with PyTorch's reason, for a model whose forward cannot be traced."""
         batch, time = torch.export.Dim(BATCH, min=1), torch.export.Dim(TIME, min=1)
         # Sizes of an example are those that no other axis has, and not 1, which PyTorch would take for fixed.
-        arguments = self.arguments(3, 5 if prefill else 1)
+        arguments = self.arguments(3, 5)
         axes: list[dict[int, Any]] = [{0: batch} for _ in arguments]
-        if prefill:
-            axes[0][1] = time
-        return traced(self, arguments, axes, "prefill" if prefill else "step")
+        axes[0][1] = time
+        return traced(self, arguments, axes)
 
 
 def traced(
-    module: nn.Module, arguments: tuple[Tensor, ...], axes: Sequence[dict[int, Any]], what: str
+    module: nn.Module, arguments: tuple[Tensor, ...], axes: Sequence[dict[int, Any]]
 ) -> torch.export.ExportedProgram:
     """The graph of module(first, *rest), with the free axes of each argument.
 
     Raises Refused, with PyTorch's reason, for what cannot be traced.
     """
-    # A loop over time is compiled, and the guards of an earlier graph's would fix the length of this one.
-    torch.compiler.reset()
     try:
         with torch.no_grad():
-            return torch.export.export(module, arguments, dynamic_shapes=(axes[0], tuple(axes[1:])), strict=False)
+            program = torch.export.export(module, arguments, dynamic_shapes=(axes[0], tuple(axes[1:])), strict=False)
     except Refused:
         raise
     except Exception as error:
@@ -120,7 +114,22 @@ def traced(
                 f"{', '.join(own)} is not of this library: a loop over time steps, or a branch that depends on "
                 "values, cannot be traced. Give it a method `export_form`"
             )
-        raise Refused(f"the {what} cannot be traced: {type(error).__name__}: {reason}. {fix}") from error
+        raise Refused(f"the model cannot be traced: {type(error).__name__}: {reason}. {fix}") from error
+    _drop_casts_to_the_same_type(program.graph_module)
+    return program
+
+
+def _drop_casts_to_the_same_type(root: torch.fx.GraphModule) -> None:
+    """With their assertions a quarter of all nodes, each of which the exporter would trace again."""
+    for module in root.modules():
+        assert isinstance(module, torch.fx.GraphModule)
+        for node in [*module.graph.nodes]:
+            if node.target == torch.ops.aten._assert_tensor_metadata.default:
+                module.graph.erase_node(node)
+            elif node.target == torch.ops.aten.to.dtype and node.args[0].meta["val"].dtype == node.args[1]:
+                node.replace_all_uses_with(node.args[0])
+                module.graph.erase_node(node)
+        module.recompile()
 
 
 def named(state: State, prefix: str = "") -> Iterator[tuple[str, Tensor]]:

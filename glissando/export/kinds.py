@@ -69,7 +69,7 @@ def export(
     with publishing(out) as folder:
         if kind in _PRECISIONS:
             return _write_run(model, run, kind, room, folder)
-        return _write_graphs(model, kind, run.path.name, room, folder, status)
+        return _write_graph(model, kind, run.path.name, room, folder, status)
 
 
 def _capacity(model: LanguageModel, kind: str, requested: int | None) -> int | None:
@@ -89,10 +89,10 @@ def _capacity(model: LanguageModel, kind: str, requested: int | None) -> int | N
     return requested or min(CAPACITY, most)
 
 
-def _write_graphs(
+def _write_graph(
     model: LanguageModel, kind: str, name: str, capacity: int | None, folder: Path, status: Callable[[str], None]
 ) -> Check:
-    """The graphs, the tokenizer, and the page or an example."""
+    """The graph, the tokenizer, and the page or an example."""
     onnx.require_installed()
     tokenizer = tokenizer_of(model)
     if kind == "web":  # what can be refused at once, before minutes of tracing
@@ -101,7 +101,7 @@ def _write_graphs(
         package = web.runtime_package()
     stepper = Stepper(model, capacity or 0)
     onnx.write(stepper, folder, status)
-    status("checking the graphs against the model")
+    status("checking the graph against the model")
     run = onnx.OnnxRuntime(folder, stepper.input_names)
     found = check.compare(model, run, stepper.init_state, capacity, "ONNX Runtime").require_equal()
     made = _manifest(model, stepper, kind, capacity) | {"name": name, "check": found.as_dict()}
@@ -125,7 +125,7 @@ def _write_run(model: LanguageModel, source: Run, kind: str, room: int | None, f
     run.write_model(reduced(model, _PRECISIONS[kind]), config, source=source)
     loaded = load(folder)
 
-    def step(_: str, ids: torch.Tensor, *rest: Any) -> list[Any]:
+    def step(ids: torch.Tensor, *rest: Any) -> list[Any]:
         control, state = rest if model.config.dials else (None, *rest)
         with torch.no_grad():
             return [*loaded(ids, state, control=control)]
@@ -149,19 +149,11 @@ def _facts(model: LanguageModel, kind: str) -> dict[str, Any]:
 
 
 def _manifest(model: LanguageModel, stepper: Stepper, kind: str, capacity: int | None) -> dict[str, Any]:
-    """`export.json`: inputs, outputs and types of both graphs, the state before any token, and the tokenizer."""
+    """`export.json`: inputs, outputs and types of the graph, the state before any token, and the tokenizer."""
     from glissando import __version__
 
     tokenizer = tokenizer_of(model)
     dials = [{"name": "control", "dtype": "float32", "shape": [BATCH, len(stepper.dials)]}] if stepper.dials else []
-    graphs = {}
-    for graph, file in onnx.FILES.items():
-        time = TIME if graph == "prefill" else 1
-        graphs[graph] = {
-            "file": file,
-            "inputs": [{"name": "ids", "dtype": "int64", "shape": [BATCH, time]}, *dials],
-            "outputs": [{"name": "logits", "dtype": "float32", "shape": [BATCH, time, model.config.vocab_size]}],
-        }
     # bytes: an id is a byte; hf: the file is one of Hugging Face's `tokenizers`
     form = "bytes" if isinstance(tokenizer, ByteTokenizer) else "hf"
     return {
@@ -173,7 +165,9 @@ def _manifest(model: LanguageModel, stepper: Stepper, kind: str, capacity: int |
         "tokenizer": {"kind": form, "file": FILE_NAME, "end": tokenizer.eos_id},
         "capacity": capacity,
         "dials": stepper.dials,
-        "graphs": graphs,
+        "file": onnx.GRAPH,
+        "inputs": [{"name": "ids", "dtype": "int64", "shape": [BATCH, TIME]}, *dials],
+        "outputs": [{"name": "logits", "dtype": "float32", "shape": [BATCH, TIME, model.config.vocab_size]}],
         "state": [leaf.described for leaf in stepper.leaves],
     }
 

@@ -1,4 +1,4 @@
-"""ONNX: `step.onnx` and `prefill.onnx`, which share one file of weights, `weights.bin`."""
+"""ONNX: `model.onnx`, and its weights in `weights.bin`."""
 
 from __future__ import annotations
 
@@ -15,8 +15,7 @@ from torch import Tensor
 from glissando.errors import MissingExtraError, Refused
 from glissando.export.graph import BATCH, TIME, Stepper
 
-WEIGHTS = "weights.bin"
-FILES = {"step": "step.onnx", "prefill": "prefill.onnx"}
+GRAPH, WEIGHTS = "model.onnx", "weights.bin"
 #: tensors of fewer bytes stay in the graph
 _INLINE = 1024
 
@@ -34,28 +33,24 @@ def require_installed() -> None:
 
 
 def write(stepper: Stepper, folder: Path, status: Callable[[str], None] = lambda _: None) -> None:
-    """Both graphs and their weights in `folder`; `status` takes what begins, of which each part takes some seconds.
+    """The graph and its weights in `folder`; `status` takes what begins, of which each part takes some seconds.
 
     Raises Refused, with the exporter's reason, for an operation that ONNX does not have.
     """
-    weights: dict[bytes, int] = {}
-    with open(folder / WEIGHTS, "wb") as file:
-        for kind, name in FILES.items():
-            status(f"tracing the {kind}")
-            program = stepper.trace(prefill=kind == "prefill")
-            status(f"translating the {kind} to ONNX")
-            model = translated(program, kind, *_shapes(stepper, kind))
-            _put_aside(model, file, weights, folder)
-            import onnx_ir
+    status("tracing the model")
+    program = stepper.trace()
+    status("translating the graph to ONNX")
+    model = translated(program, *_shapes(stepper))
+    import onnx_ir
 
-            onnx_ir.save(model, folder / name)
+    onnx_ir.save(model, folder / GRAPH, external_data=WEIGHTS, size_threshold_bytes=_INLINE)
 
 
 #: of inputs or outputs by their names; a free axis has a name
 Shapes = dict[str, list[str | int]]
 
 
-def translated(program: torch.export.ExportedProgram, what: str, inputs: Shapes, outputs: Shapes) -> Any:
+def translated(program: torch.export.ExportedProgram, inputs: Shapes, outputs: Shapes) -> Any:
     """The graph as a model of onnx_ir. Raises Refused, with the exporter's reason, for what ONNX does not have."""
     import onnx_ir
 
@@ -69,14 +64,14 @@ def translated(program: torch.export.ExportedProgram, what: str, inputs: Shapes,
                 program,
                 (),
                 dynamo=True,
-                optimize=True,
+                optimize=False,
                 verbose=False,
                 input_names=list(inputs),
                 output_names=list(outputs),
             )
     except Exception as error:
         reason = str(error.__cause__ or error).strip().split("\n")[0]
-        raise Refused(f"the {what} cannot be written as ONNX: {type(error).__name__}: {reason}") from error
+        raise Refused(f"the model cannot be written as ONNX: {type(error).__name__}: {reason}") from error
     finally:
         for name, level in levels.items():
             logging.getLogger(name).setLevel(level)
@@ -85,54 +80,45 @@ def translated(program: torch.export.ExportedProgram, what: str, inputs: Shapes,
     for values, shapes in ((model.graph.inputs, inputs), (model.graph.outputs, outputs)):
         for value, shape in zip(values, shapes.values(), strict=True):
             value.shape = onnx_ir.Shape(shape)
-    _drop_traces(model)
-    return model
+    return _simplified(model)
 
 
-def _shapes(stepper: Stepper, kind: str) -> tuple[Shapes, Shapes]:
+def _shapes(stepper: Stepper) -> tuple[Shapes, Shapes]:
     """Those of inputs and outputs: free axes are called `batch` and `time`, everything else has its size."""
-    time, stepped = TIME if kind == "prefill" else 1, stepper.leaves
+    stepped = stepper.leaves
     control: Shapes = {"control": [BATCH, len(stepper.dials)]} if stepper.dials else {}
-    inputs: Shapes = {"ids": [BATCH, time], **control, **{leaf.input: [BATCH, *leaf.shape] for leaf in stepped}}
-    logits: Shapes = {"logits": [BATCH, time, stepper.model.config.vocab_size]}
+    inputs: Shapes = {"ids": [BATCH, TIME], **control, **{leaf.input: [BATCH, *leaf.shape] for leaf in stepped}}
+    logits: Shapes = {"logits": [BATCH, TIME, stepper.model.config.vocab_size]}
     return inputs, logits | {leaf.output: [BATCH, *leaf.shape] for leaf in stepped}
 
 
-def _drop_traces(model: Any) -> None:
-    """Drop PyTorch's notes of where each node comes from, which are longer than the graph and name places here."""
-    for graph in (model.graph, *model.functions.values()):
-        for node in graph.all_nodes():
-            node.metadata_props.clear()
-            node.doc_string = None
-        for value in (*graph.inputs, *graph.outputs):
-            value.metadata_props.clear()
-    model.metadata_props.clear()
+def _simplified(model: Any) -> Any:
+    """The model with constants folded and without what nothing reads, and without PyTorch's notes of where each node
+    comes from, which are longer than the graph and name places here.
+
+    PyTorch's own `optimize` also tries some hundred patterns at each node, of which ONNX Runtime does what helps.
+    """
+    from onnx_ir import passes
+    from onnx_ir.passes import common
+    from onnxscript.optimizer import fold_constants_ir
+
+    common.InlinePass()(model)
+    fold_constants_ir(model)
+    result = passes.Sequential(
+        common.IdentityEliminationPass(),
+        common.RemoveUnusedNodesPass(),
+        common.RemoveUnusedFunctionsPass(),
+        common.RemoveUnusedOpsetsPass(),
+        common.LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0),
+        common.LiftSubgraphInitializersToMainGraphPass(),
+        common.DeduplicateInitializersPass(),
+        common.CommonSubexpressionEliminationPass(),
+        common.OutputFixPass(),
+        common.NameFixPass(),
+        common.ClearMetadataAndDocStringPass(),
+    )(model)
     model.producer_name, model.producer_version = "glissando", None
-
-
-def _put_aside(model: Any, file: Any, weights: dict[bytes, int], folder: Path) -> None:
-    """Large tensors go to the shared file, each number once, aligned as memory maps need it."""
-    import onnx_ir
-
-    for initializer in model.graph.initializers.values():
-        tensor = initializer.const_value
-        data = tensor.tobytes()
-        if len(data) < _INLINE:
-            continue
-        if data not in weights:
-            file.write(b"\0" * (-file.tell() % 64))
-            weights[data] = file.tell()
-            file.write(data)
-            file.flush()
-        initializer.const_value = onnx_ir.ExternalTensor(
-            WEIGHTS,
-            weights[data],
-            len(data),
-            tensor.dtype,
-            shape=tensor.shape,
-            name=initializer.name,
-            base_dir=str(folder),
-        )
+    return result.model
 
 
 def session(path: Path) -> Any:
@@ -146,13 +132,12 @@ def session(path: Path) -> Any:
 
 
 class OnnxRuntime:
-    """The files of `write`, run by ONNX Runtime on one thread."""
+    """The graph of `write`, run by ONNX Runtime on one thread."""
 
     def __init__(self, folder: Path, inputs: Sequence[str]) -> None:
-        self._sessions = {kind: session(folder / name) for kind, name in FILES.items()}
-        self._inputs = list(inputs)
+        self._session, self._inputs = session(folder / GRAPH), list(inputs)
 
-    def __call__(self, kind: str, *arguments: Tensor) -> list[Tensor]:
+    def __call__(self, *arguments: Tensor) -> list[Tensor]:
         """Logits and the state after these inputs."""
         feeds = {name: np.ascontiguousarray(x.numpy()) for name, x in zip(self._inputs, arguments, strict=True)}
-        return [torch.from_numpy(y) for y in self._sessions[kind].run(None, feeds)]
+        return [torch.from_numpy(y) for y in self._session.run(None, feeds)]

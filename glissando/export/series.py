@@ -174,7 +174,7 @@ class Observer(nn.Module):
         free = {BATCH: batch, HORIZONS: horizons}
         axes = [{i: free[n] for i, n in enumerate(shape) if isinstance(n, str)} for shape in self.inputs.values()]
         state = self.start(3)
-        return traced(self, (*arguments, *state), [*axes, *({0: batch} for _ in state)], "step")
+        return traced(self, (*arguments, *state), [*axes, *({0: batch} for _ in state)])
 
 
 class Check(NamedTuple):
@@ -201,7 +201,7 @@ def export_series(run: SeriesRun, out: str | Path) -> Check:
     observer = Observer(run)
     states: onnx.Shapes = {leaf.input: [BATCH, *leaf.shape] for leaf in observer.leaves}
     following: onnx.Shapes = {leaf.output: [BATCH, *leaf.shape] for leaf in observer.leaves}
-    model = onnx.translated(observer.trace(), "step", observer.inputs | states, observer.outputs | following)
+    model = onnx.translated(observer.trace(), observer.inputs | states, observer.outputs | following)
     model.metadata_props[METADATA] = json.dumps(observer.metadata())
     import onnx_ir
 

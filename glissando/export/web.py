@@ -1,4 +1,4 @@
-"""A page that runs the model in a browser: the ONNX graphs, onnxruntime-web, and what stands in `page/`.
+"""A page that runs the model in a browser: the ONNX graph, onnxruntime-web, and what stands in `page/`.
 
 onnxruntime-web is taken from its npm package, one version of it, known by its digest: that in the cache directory,
 where `npm pack` fetches it once.
@@ -36,7 +36,7 @@ def page_files() -> list[Path]:
 
 
 def write_page(folder: Path, package: Path) -> None:
-    """The page's files and the runtime's, which lie in the subfolder `ort`, beside the graphs in `folder`."""
+    """The page's files and the runtime's, which lie in the subfolder `ort`, beside the graph in `folder`."""
     for path in page_files():
         write_atomic(folder / path.name, path.read_bytes())
     with tarfile.open(package) as archive:

@@ -18,26 +18,31 @@ def exporting() -> bool:
 
 
 def over_time(
-    step: Callable[[tuple[Tensor, ...], tuple[Tensor, ...]], tuple[tuple[Tensor, ...], Tensor]],
+    step: Callable[..., tuple[tuple[Tensor, ...], Tensor]],
     carry: tuple[Tensor, ...],
     inputs: tuple[Tensor, ...],
+    constants: tuple[Tensor, ...] = (),
 ) -> tuple[Tensor, tuple[Tensor, ...]]:
-    """carry, y_t = step(carry, inputs at t) for t = 1..T, for inputs (B, T, ...) -> y (B, T, ...) and the last carry.
+    """carry, y_t = step(carry, inputs at t, *constants) for t = 1..T, for inputs (B, T, ...) -> y (B, T, ...) and the
+    last carry.
 
-    What else `step` reads must stand still over time. Without gradients.
+    Every tensor that `step` reads is an argument of it. Without gradients.
     """
     if isinstance(inputs[0].shape[1], int) and inputs[0].shape[1] == 1:
-        carry, y = step(carry, tuple(x[:, 0] for x in inputs))
+        carry, y = step(carry, tuple(x[:, 0] for x in inputs), *constants)
         return y.unsqueeze(1), carry
-    from torch._higher_order_ops.scan import scan
+    # Not `scan` of the same module, which compiles the step by Dynamo first: half of an export's time.
+    from torch._higher_order_ops.scan import scan_op
 
-    def combine(before: tuple[Tensor, ...], now: tuple[Tensor, ...]) -> tuple[tuple[Tensor, ...], Tensor]:
-        after, y = step(before, now)
+    count, width = len(carry), len(inputs)
+
+    def combine(*tensors: Tensor) -> list[Tensor]:
+        after, y = step(tensors[:count], tensors[count : count + width], *tensors[count + width :])
         # A graph's outputs may not be one and the same tensor.
-        return after, y.clone()
+        return [*after, y.clone()]
 
-    last, y = scan(combine, carry, tuple(x.transpose(0, 1) for x in inputs))
-    return y.transpose(0, 1), last
+    *last, y = scan_op(combine, list(carry), [x.transpose(0, 1) for x in inputs], constants)
+    return y.transpose(0, 1), tuple(last)
 
 
 def delayed(first: Tensor, x: Tensor, dim: int) -> Tensor:

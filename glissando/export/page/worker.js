@@ -40,12 +40,8 @@ async function load() {
     logSeverityLevel: 3,
     externalData: [{ path: "weights.bin", data: await weights("weights.bin") }],
   };
-  const sessions = {};
-  for (const [kind, { file }] of Object.entries(made.graphs)) {
-    const graph = new Uint8Array(await (await found(file)).arrayBuffer());
-    sessions[kind] = await ort.InferenceSession.create(graph, options);
-  }
-  model = { made, tokenizer, sessions };
+  const graph = new Uint8Array(await (await found(made.file)).arrayBuffer());
+  model = { made, tokenizer, session: await ort.InferenceSession.create(graph, options) };
   return made;
 }
 
@@ -88,10 +84,10 @@ function start() {
 
 /** (ids, state) -> (logits behind the last id, state) */
 async function read(ids, state) {
-  const { made, sessions } = model;
+  const { made, session } = model;
   const feeds = { ids: new ort.Tensor("int64", BigInt64Array.from(ids, BigInt), [1, ids.length]), ...state };
   if (made.dials.length) feeds.control = new ort.Tensor("float32", Float32Array.from(control), [1, made.dials.length]);
-  const out = await sessions[ids.length > 1 ? "prefill" : "step"].run(feeds);
+  const out = await session.run(feeds);
   const last = out.logits.data.length - made.vocab_size;
   // A vocabulary that has grown has more logits than tokens.
   const logits = out.logits.data.subarray(last, last + made.tokens);

@@ -140,15 +140,18 @@ def _kernel(backend: str, b: Tensor) -> Form | None:
 
 def _loop(b: Tensor, z: Tensor, modes: Modes, x0: Tensor, dt: Tensor | None, coupled: bool, impulse: bool) -> Tensor:
     """The definition as one operation of a graph, for any length."""
-    run, time = _step(coupled, impulse), b.new_ones(1) if dt is None else dt.to(b.dtype)
-    weights = tuple(w for w in modes if w is not None)
+    run, weights = _step(coupled, impulse), tuple(w for w in modes if w is not None)
 
-    def step(carry: tuple[Tensor, ...], now: tuple[Tensor, ...]) -> tuple[tuple[Tensor, ...], Tensor]:
+    def step(
+        carry: tuple[Tensor, ...], now: tuple[Tensor, ...], *constants: Tensor
+    ) -> tuple[tuple[Tensor, ...], Tensor]:
         entry = now[0] if b.ndim == 4 else torch.stack([now[0], torch.zeros_like(now[0])], -1)
-        x = run(carry[0], entry, now[1], time if dt is None else now[2], *weights)
+        x = run(carry[0], entry, *now[1:], *constants)
         return (x,), x
 
-    return over_time(step, (x0,), (b, z) if dt is None else (b, z, time))[0]
+    if dt is None:
+        return over_time(step, (x0,), (b, z), (b.new_ones(1), *weights))[0]
+    return over_time(step, (x0,), (b, z, dt.to(b.dtype)), weights)[0]
 
 
 def require_time(dt: Tensor) -> None:
