@@ -5,12 +5,27 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 
-from benchmarks import decoding, delta, flow, liquid, scans, serving, spectral, speed, starting, steps, tau, threads
+from benchmarks import (
+    decoding,
+    delta,
+    flow,
+    liquid,
+    scans,
+    serving,
+    spectral,
+    speed,
+    starting,
+    steps,
+    tau,
+    threads,
+    training,
+)
 from benchmarks.speed import Row
 from glissando.errors import unknown_name
 
 ROWS: dict[str, Callable[[int], Row]] = {
     "training": speed.training,
+    **{f"training-{preset}": partial(training.training, preset) for preset in training.PRESETS},
     "decoding": speed.decoding,
     **decoding.ROWS,
     "decoding-delta-flat": decoding.flat,
