@@ -89,7 +89,7 @@ def test_the_kernel_on_a_gpu(kind):
 @pytest.mark.parametrize("kind", PRESETS)
 def test_export(kind):
     assert says(kind, "export")
-    Stepper(model_of(kind), 8).trace(prefill=False)
+    Stepper(model_of(kind), 8).trace()
 
 
 @pytest.mark.parametrize("option", ["filter", "phase_gate"])
