@@ -75,7 +75,7 @@ class BackboneConfig:
 
     @property
     def dials(self) -> list[str]:
-        """Those of `controls` that can be turned: none where training had no labels for them."""
+        """The names in `controls` that can be turned: none where training had no labels for them."""
         return [] if getattr(self.depth, "control_trained", None) is False else self.controls
 
 
@@ -133,9 +133,9 @@ class Backbone(nn.Module):
         """
         before = {name: value.detach().clone() for name, value in self.state_dict().items()}
         for module in self.modules():
-            own = getattr(module, "reset_parameters", None)
-            if callable(own) and module is not self and own_initialization(module) is None:
-                own()
+            reset = getattr(module, "reset_parameters", None)
+            if callable(reset) and module is not self and own_initialization(module) is None:
+                reset()
         self._start()
         try:
             self.require_started()
@@ -216,12 +216,12 @@ class Backbone(nn.Module):
         if state is None:
             return
         rows = len(state.position)
-        found, own = _shapes(state.depth), _shapes(self.init_state(rows).depth)
-        for name in {**own, **found}:
-            if not _fits(found.get(name), own.get(name)):
+        got, expected = _shapes(state.depth), _shapes(self.init_state(rows).depth)
+        for name in {**expected, **got}:
+            if not _fits(got.get(name), expected.get(name)):
                 raise InputError(
-                    f"the state is of another model: its {name} has {found.get(name, 'no')} numbers a row, and this "
-                    f"model's has {own.get(name, 'no')}; start from model.init_state(batch_size={rows}) of this one"
+                    f"the state is of another model: its {name} has {got.get(name, 'no')} numbers a row, and this "
+                    f"model's has {expected.get(name, 'no')}; start from model.init_state(batch_size={rows})"
                 ) from error
 
     def _check(self, inputs: Tensor, state: ModelState | None, ctx: Context) -> None:
@@ -242,11 +242,11 @@ class Backbone(nn.Module):
 
     def _check_signals(self, inputs: Tensor, ctx: Context) -> None:
         shape, name = tuple(inputs.shape[:2]), self._inputs
-        for signal, given in (("mask", ctx.mask), ("dt", ctx.dt)):
-            if given is not None and not isinstance(given, Tensor):
-                raise InputError(f"{signal} must be a tensor of the shape {shape}, got a {type(given).__name__}")
-            if given is not None and given.shape != inputs.shape[:2]:
-                raise InputError(f"{signal} must have the shape of {name} {shape}, got {tuple(given.shape)}")
+        for signal, tensor in (("mask", ctx.mask), ("dt", ctx.dt)):
+            if tensor is not None and not isinstance(tensor, Tensor):
+                raise InputError(f"{signal} must be a tensor of the shape {shape}, got a {type(tensor).__name__}")
+            if tensor is not None and tensor.shape != inputs.shape[:2]:
+                raise InputError(f"{signal} must have the shape of {name} {shape}, got {tuple(tensor.shape)}")
         if ctx.mask is not None and ctx.mask.dtype != torch.bool:
             raise InputError(f"mask must be bool, True at real tokens, got {ctx.mask.dtype}; use mask.bool()")
         control = ctx.control
@@ -333,11 +333,11 @@ def _shapes(state: State) -> dict[str, tuple[int, ...]]:
     return {name: tuple(leaf.shape[1:]) for name, leaf in zip(leaf_names(state), leaves(state), strict=True)}
 
 
-def _fits(found: tuple[int, ...] | None, own: tuple[int, ...] | None) -> bool:
+def _fits(got: tuple[int, ...] | None, expected: tuple[int, ...] | None) -> bool:
     """Whether a leaf can be this model's; an axis that starts at 0 may have grown."""
-    if found is None or own is None or len(found) != len(own):
+    if got is None or expected is None or len(got) != len(expected):
         return False
-    return all(size in (0, other) for size, other in zip(own, found, strict=True))
+    return all(size in (0, other) for size, other in zip(expected, got, strict=True))
 
 
 def packing_order(mask: Tensor) -> Tensor | None:

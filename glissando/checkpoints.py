@@ -49,8 +49,8 @@ def is_checkpoint(path: Path) -> bool:
 
 def checkpoints(run: Path) -> list[Path]:
     """Those that are complete, newest first."""
-    found = (path for path in (run / CHECKPOINTS).glob("step-*") if checkpoint_step(path) >= 0)
-    return sorted((path for path in found if (path / MANIFEST).is_file()), key=checkpoint_step, reverse=True)
+    paths = (path for path in (run / CHECKPOINTS).glob("step-*") if checkpoint_step(path) >= 0)
+    return sorted((path for path in paths if (path / MANIFEST).is_file()), key=checkpoint_step, reverse=True)
 
 
 def latest_checkpoint(run: Path) -> Path | None:
@@ -145,9 +145,9 @@ def saved_weights(checkpoint: Path) -> dict[str, Tensor]:
 
 
 def of_model(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Those of the language model among a checkpoint's weights, by its own names."""
-    ours = {name: value for name, value in weights.items() if name.startswith(MODULE_PREFIX)}
-    return {name.removeprefix(MODULE_PREFIX): value for name, value in (ours or weights).items()}
+    """The language model's weights among a checkpoint's, by the model's own names."""
+    model = {name: value for name, value in weights.items() if name.startswith(MODULE_PREFIX)}
+    return {name.removeprefix(MODULE_PREFIX): value for name, value in (model or weights).items()}
 
 
 def saved_optimizer(checkpoint: Path) -> dict[str, dict[str, Tensor]]:
@@ -162,7 +162,7 @@ def saved_optimizer(checkpoint: Path) -> dict[str, dict[str, Tensor]]:
 
 
 def below(part: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Those of the tensors that are named part/NAME, by NAME."""
+    """The tensors that are named part/NAME, by NAME."""
     return {name.removeprefix(f"{part}/"): value for name, value in tensors.items() if name.startswith(f"{part}/")}
 
 

@@ -293,7 +293,7 @@ def _explained(error: ValidationError, values: Any, where: str) -> str:
     that fits, the error inside the member that fits best."""
     every = [(_path(each["loc"], values, where), each) for each in error.errors(include_url=False)]
     path, first = max((each for each in every if each[0].startswith(every[0][0])), key=lambda each: len(each[1]["loc"]))
-    kind, given, context = first["type"], first["input"], first.get("ctx", {})
+    kind, value, context = first["type"], first["input"], first.get("ctx", {})
     if kind in ("missing", "missing_argument"):
         last = first["loc"][-1]
         return (
@@ -305,13 +305,13 @@ def _explained(error: ValidationError, values: Any, where: str) -> str:
     expected = _EXPECTED.get(kind, first["msg"].removeprefix("Input should be ")).format_map(context)
     hint = ""
     if kind == "literal_error":
-        close = nearest(str(given), re.findall(r"'([^']*)'", context["expected"]))
+        close = nearest(str(value), re.findall(r"'([^']*)'", context["expected"]))
         hint = f". Did you mean {close!r}?" if close else ""
-    elif given is None:
+    elif value is None:
         hint = "; leave it out for the default"
     elif kind == "list_type":
         hint = """; a list is written as '["a", "b"]'"""
-    return f"{path}: expected {expected}, got {'null' if given is None else repr(given)}{hint}"
+    return f"{path}: expected {expected}, got {'null' if value is None else repr(value)}{hint}"
 
 
 #: what was expected, by the kind of pydantic's error

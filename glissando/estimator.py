@@ -73,8 +73,8 @@ class Estimator(ABC):
 
     def __repr__(self) -> str:
         usual = {name: p.default for name, p in inspect.signature(type(self)).parameters.items()}
-        given = [f"{name}={value!r}" for name, value in self.get_params().items() if value != usual[name]]
-        return f"{type(self).__name__}({', '.join(given)})"
+        changed = [f"{name}={value!r}" for name, value in self.get_params().items() if value != usual[name]]
+        return f"{type(self).__name__}({', '.join(changed)})"
 
     def save(self, path: str | Path, overwrite: bool = False) -> None:
         """Write a directory that `load` and the commands open.
@@ -117,8 +117,8 @@ class Estimator(ABC):
             *sources: Frames, or files, in the place of those that the configuration names.
         """
         opened, config, _ = self._classes()
-        given = {name: getattr(self, name) for name in self._data if getattr(self, name, None) is not None}
-        last = {"preset": self.preset, "data": given, "training": {"seed": self.seed}}
+        data = {name: getattr(self, name) for name in self._data if getattr(self, name, None) is not None}
+        last = {"preset": self.preset, "data": data, "training": {"seed": self.seed}}
 
         class InMemory(config):  # type: ignore[misc, valid-type]
             """A run whose table is the frame."""
@@ -146,11 +146,11 @@ class Estimator(ABC):
         base = from_dict(kind, {"data": {}, **merge(kind, load_preset(preset, cls._kind), {"data": data})}).as_dict()
         base["model"] = to_dict(from_dict(model, {**base["model"], **sizes}, "model"))
         base["training"]["seed"] = data["seed"]
-        found, known = (
+        parameters, known = (
             flat({name: each.get(name, {}) for name in ("data", "model", "training")}) for each in (config, base)
         )
         options = {
-            name: value for name, value in found.items()
+            name: value for name, value in parameters.items()
             if (name not in known or known[name] != value) and name not in ("data.path", "data.task")
         }  # fmt: skip
         made = {**data, "preset": preset, "options": options or None}
@@ -184,7 +184,7 @@ def _plain(value: Any, where: str) -> Any:
     raise InputError(f"{where} is a {type(value).__name__}, which cannot be saved: give texts, numbers and lists")
 
 
-def typed(found: Any, group: str | None, time: str | None, *sources: Any) -> Any:
+def typed(answer: Any, group: str | None, time: str | None, *sources: Any) -> Any:
     """Groups and times of a frame as the user's frames have them, in their columns or index, so that both can be
     joined; those of files stay texts."""
     import pandas
@@ -196,14 +196,14 @@ def typed(found: Any, group: str | None, time: str | None, *sources: Any) -> Any
         known = tables.names(tables.read_table(named.to_frame(group)), str(group), "group")
         _, first = np.unique(known.codes, return_index=True)
         row = dict(zip(known.names, first, strict=True))
-        if all(name in row for name in found[group]):
-            found[group] = named.take([row[name] for name in found[group]]).array
+        if all(name in row for name in answer[group]):
+            answer[group] = named.take([row[name] for name in answer[group]]).array
     kind = next((each[time].dtype for each in columns if time in each), None)
-    if kind is None or time not in found:
-        return found
+    if kind is None or time not in answer:
+        return answer
     if isinstance(kind, pandas.DatetimeTZDtype) or kind.kind == "M":
-        times, zone = pandas.to_datetime(found[time], utc=True, format="ISO8601"), getattr(kind, "tz", None)
-        found[time] = times.dt.tz_convert(zone) if zone is not None else times.dt.tz_localize(None)
+        times, zone = pandas.to_datetime(answer[time], utc=True, format="ISO8601"), getattr(kind, "tz", None)
+        answer[time] = times.dt.tz_convert(zone) if zone is not None else times.dt.tz_localize(None)
     elif kind.kind in "iuf":
-        found[time] = pandas.to_numeric(found[time])
-    return found
+        answer[time] = pandas.to_numeric(answer[time])
+    return answer

@@ -46,7 +46,7 @@ class Flops(NamedTuple):
 
 
 def linear_flops(module: nn.Module) -> Flops:
-    """Those of all nn.Linear inside `module`, each applied once to a token."""
+    """The FLOPs of all nn.Linear inside `module`, each applied once to a token."""
     return Flops(sum(2.0 * m.weight.numel() for m in module.modules() if isinstance(m, nn.Linear)))
 
 
@@ -66,7 +66,7 @@ def forward_flops(model: LanguageModel, length: int) -> Flops:
 
 
 def block_flops(block: Block, length: int) -> Flops:
-    """Those of one residual block, per token at `length` tokens."""
+    """The FLOPs of one residual block, per token at `length` tokens."""
     taps = 0 if block.conv is None else block.conv.weight.numel()
     mixing = Flops(*method_of(block.mixer, "flops", "counting FLOPs")(length))
     return linear_flops(block).plus(mixing).plus(Flops(other=2.0 * taps))

@@ -95,7 +95,7 @@ class Continuation(Iterator[list[int | None]]):
 
     @property
     def generators(self) -> list[torch.Generator]:
-        """Of each row, behind the random numbers that were used."""
+        """The generator of each row, behind the random numbers that were used."""
         return [row.generator for row in self._rows]
 
     def _run(
@@ -363,14 +363,14 @@ def generate(
     return _Texts(model, several, max_tokens, sampling, stop, control, when_full, step, lookup, block=BLOCK).whole()
 
 
-def _texts(given: object, what: str) -> list[str]:
+def _texts(value: object, what: str) -> list[str]:
     """One text or several, as a list. Raises ConfigError for anything else."""
-    if isinstance(given, str):
-        return [given]
-    several = list(given) if isinstance(given, Iterable) else [given]
+    if isinstance(value, str):
+        return [value]
+    several = list(value) if isinstance(value, Iterable) else [value]
     texts = [text for text in several if isinstance(text, str)]
     if len(texts) < len(several):
-        raise ConfigError(f"{what} must be a text, or a list of texts (which may be empty), got {given!r}")
+        raise ConfigError(f"{what} must be a text, or a list of texts (which may be empty), got {value!r}")
     return texts
 
 

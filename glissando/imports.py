@@ -82,12 +82,12 @@ def sections(to_train: bool, kind: str | None = None) -> dict[str, Any]:
     from glissando.backbone import BackboneConfig
     from glissando.data.corpora import CORPORA
 
-    found: dict[str, Any] = {"model": BackboneConfig} | ({"data": CORPORA.section()} if kind is None else {})
+    registries: dict[str, Any] = {"model": BackboneConfig} | ({"data": CORPORA.section()} if kind is None else {})
     if to_train:
         from glissando.training.config import TrainingConfig
 
-        found["training"] = TrainingConfig
-    return found
+        registries["training"] = TrainingConfig
+    return registries
 
 
 def require_registered(run: Path, config: Mapping[str, Any], hint: Any, trust_imports: bool) -> None:

@@ -58,12 +58,12 @@ def initialize(model: nn.Module, depth: Depth, scheme: Scheme) -> None:
             mlp = [] if block.mlp is None else [block.mlp.down.weight]
             for matrix in (*last_projections(block.mixer), *mlp):
                 nn.init.normal_(matrix, std=std)
-    for own in (own_initialization(module) for module in model.modules() if module is not model):
-        if own is not None:
-            own()
+    for reset in (own_initialization(module) for module in model.modules() if module is not model):
+        if reset is not None:
+            reset()
 
 
 def own_initialization(module: nn.Module) -> Callable[[], None] | None:
     """The `reset_parameters` of a module that is not PyTorch's own."""
-    own = getattr(module, "reset_parameters", None)
-    return own if callable(own) and not type(module).__module__.startswith("torch.") else None
+    reset = getattr(module, "reset_parameters", None)
+    return reset if callable(reset) and not type(module).__module__.startswith("torch.") else None

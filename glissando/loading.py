@@ -48,13 +48,13 @@ def load(path: str | Path, overrides: Mapping[str, Any] | None = None, trust_imp
         RunError: The directory is not a run, is incomplete or is damaged.
     """
     run = Run.open(path)
-    given = run.read_config(trust_imports).get("model")
-    if not isinstance(given, dict):
+    options = run.read_config(trust_imports).get("model")
+    if not isinstance(options, dict):
         raise RunError(f"{run.path / CONFIG} describes no model: it has no section `model`, or it is no mapping")
     changes = merge(ModelConfig, overrides or {})
-    values = merge(ModelConfig, given, changes)
+    values = merge(ModelConfig, options, changes)
     config = from_dict(ModelConfig, values, "model")
-    _require_effect(config, from_dict(ModelConfig, given, "model"), flat(changes))
+    _require_effect(config, from_dict(ModelConfig, options, "model"), flat(changes))
     tokenizer = run.read_tokenizer()
     if tokenizer is not None and tokenizer.vocab_size > config.vocab_size:
         raise RunError(

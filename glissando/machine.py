@@ -92,8 +92,8 @@ def available_bytes(device: torch.device) -> int:
     if device.type == "cuda":
         return torch.cuda.mem_get_info(device)[0]
     free = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else 2**32
-    if found := re.search(r"MemAvailable:\s+(\d+) kB", _text("/proc/meminfo")):
-        free = int(found[1]) * 1024
+    if match := re.search(r"MemAvailable:\s+(\d+) kB", _text("/proc/meminfo")):
+        free = int(match[1]) * 1024
     limit, used = (_text(f"/sys/fs/cgroup/memory.{name}").strip() for name in ("max", "current"))
     if not (limit.isdigit() and used.isdigit()):
         return free
@@ -105,8 +105,8 @@ def resident_bytes(device: torch.device) -> int:
     """What this process takes now: on a GPU in tensors, else in memory; 0 where the system does not say."""
     if device.type == "cuda":
         return torch.cuda.memory_allocated(device)
-    found = re.search(r"VmRSS:\s+(\d+) kB", _text("/proc/self/status"))
-    return int(found[1]) * 1024 if found else 0
+    match = re.search(r"VmRSS:\s+(\d+) kB", _text("/proc/self/status"))
+    return int(match[1]) * 1024 if match else 0
 
 
 def allocated_at_peak(device: torch.device, work: Callable[[], object]) -> int:

@@ -141,8 +141,8 @@ def take_up(url: str) -> Path:
 def _is_copy(checkpoint: Path, there: Place) -> bool:
     """Whether both were made by the same training, or nothing is there yet."""
     made = there.read(ENVIRONMENT)
-    mine = read_json(checkpoint / ENVIRONMENT, "the record of its making")
-    return made is None or json.loads(made).get("id") == mine.get("id")
+    local = read_json(checkpoint / ENVIRONMENT, "the record of its making")
+    return made is None or json.loads(made).get("id") == local.get("id")
 
 
 def _name(url: str) -> str:

@@ -96,15 +96,15 @@ def read_with_trail(
 def _restarted_where_signals_change(trail: Trail, bare: State, has_dt: bool, has_control: bool) -> Trail:
     """Marks at the present state in rows whose columns so far had other signals: without one its term is absent, which
     no value of it stands for."""
-    given = torch.tensor([has_dt, has_control], device=trail.given.device).expand_as(trail.given)
-    other = (trail.given != given).any(1)
+    signals = torch.tensor([has_dt, has_control], device=trail.given.device).expand_as(trail.given)
+    other = (trail.given != signals).any(1)
     if not bool(other.any()):
         return trail
     return trail._replace(
         older=_rows_where(other, bare, trail.older),
         newer=_rows_where(other, bare, trail.newer),
         ages=trail.ages.masked_fill(other.unsqueeze(1), 0),
-        given=given.clone(),
+        given=signals.clone(),
     )
 
 
@@ -146,8 +146,8 @@ def _moved_on(
 
 def _rows_where(which: Tensor, yes: State, no: State) -> State:
     """The rows of `yes` where `which` (B,), else of `no`, in memory of their own."""
-    own = torch.arange(len(which), device=which.device)
-    return select_rows(map_state(Tensor.detach, join_rows(no, yes)), torch.where(which, own + len(which), own))
+    rows = torch.arange(len(which), device=which.device)
+    return select_rows(map_state(Tensor.detach, join_rows(no, yes)), torch.where(which, rows + len(which), rows))
 
 
 def rewound(model: Any, state: State, count: int) -> State:

@@ -65,8 +65,8 @@ def require_texts(
         if option not in text_options():
             give = "as the data set of a new training"
         require_recorded(path, option in known, option in named, run.path, give)
-        found = named_files(path)
-        if not found or not all(each.is_file() for each in found):
+        files = named_files(path)
+        if not files or not all(each.is_file() for each in files):
             raise DataError(
                 f"there is no file {path}, which {run.path} is trained on; if it has moved, give its new path: "
                 + (give if fix else f"glissando train --resume {run.path} {give}")
@@ -115,15 +115,15 @@ def alone(run: Path) -> Iterator[bool]:
 
 def _texts(data: Any) -> dict[str, Path]:
     """The files, or patterns, that the options of a corpus name on this machine."""
-    found = {f"data.{n}": Path(getattr(data, n)).expanduser() for n in _NAMES if getattr(data, n, None)}
+    paths = {f"data.{n}": Path(getattr(data, n)).expanduser() for n in _NAMES if getattr(data, n, None)}
     # What the library `datasets` takes for a folder of this machine, or for files beside which it runs.
     if name := getattr(data, "text_field", None) and getattr(data, "name", None):
         if Path(name).exists():
-            found["data.name"] = Path(name) / "**" / "*" if Path(name).is_dir() else Path(name)
+            paths["data.name"] = Path(name) / "**" / "*" if Path(name).is_dir() else Path(name)
         splits = {f"data.{n}": getattr(data, n) or "" for n in ("train_split", "valid_split")}
         files = {option: Path(split) for option, split in splits.items() if is_file(split)}
-        found |= {option: file for option, file in files.items() if "/" not in name and file.is_file()}
-    return found
+        paths |= {option: file for option, file in files.items() if "/" not in name and file.is_file()}
+    return paths
 
 
 def _fingerprint(path: Path) -> dict[str, Any]:

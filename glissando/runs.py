@@ -317,7 +317,7 @@ class Run:
         return of_model(saved_weights(self.checkpoint))
 
     def read_tensors(self, name: str) -> dict[str, Tensor]:
-        """Those of a safetensors file of the run, after checking its digest; raises as `read_state_dict`."""
+        """The tensors of a safetensors file of the run, its digest checked; raises as `read_state_dict`."""
         verify_manifest(self.path, [name], self._advice)
         return load_tensors(self.path / name)
 
@@ -428,7 +428,7 @@ def require_directory(path: Path) -> None:
         return
     if path.exists():
         raise RunError(f"{path} is a file; give the run directory that holds {CONFIG} and {MODEL}.")
-    beside = sorted(found.parent.name for found in path.parent.glob(f"*/{CONFIG}"))
+    beside = sorted(config.parent.name for config in path.parent.glob(f"*/{CONFIG}"))
     packaged = pretrained.names() if len(path.parts) == 1 else []
     close = nearest(path.name, [*beside, *packaged])
     if close:

@@ -72,11 +72,11 @@ def place(value: Tensor, like: Tensor) -> Tensor:
 @torch.no_grad()
 def put_weights(module: nn.Module, saved: Mapping[str, Tensor]) -> None:
     """Load whole tensors into a module that may be sharded. Raises ValueError if their names are others."""
-    ours = module.state_dict()
-    if ours.keys() != saved.keys():
-        raise ValueError(f"the weights differ by {sorted(ours.keys() ^ saved.keys())[:6]}")
+    targets = module.state_dict()
+    if targets.keys() != saved.keys():
+        raise ValueError(f"the weights differ by {sorted(targets.keys() ^ saved.keys())[:6]}")
     for name, value in saved.items():
-        ours[name].copy_(place(value, ours[name]))
+        targets[name].copy_(place(value, targets[name]))
 
 
 @contextlib.contextmanager

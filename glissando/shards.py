@@ -61,7 +61,7 @@ def read_whole(checkpoint: Path, part: str) -> dict[str, Tensor]:
 
 
 def tensor_names(checkpoint: Path) -> list[str]:
-    """Those of all tensors, part/NAME. Raises as `read_whole`."""
+    """The names of all tensors, part/NAME. Raises as `read_whole`."""
     return [*_metadata(checkpoint)]
 
 

@@ -112,19 +112,19 @@ def plans(config: RunConfig, out: Path) -> list[Plan]:
         if names.count(name) > 1:
             raise ConfigError(f"two stages are named {name!r}; give each a name of its own")
     shared = {name: value for name, value in config.as_dict().items() if name != "stages"}
-    found: list[Plan] = []
+    planned: list[Plan] = []
     for number, stage in enumerate(config.stages, 1):
         where = f"stages[{number}] ({stage.name})"
-        path, before = out / f"{number}-{stage.name}", found[-1] if found else None
-        own = {key: getattr(stage, key) for key in ("model", "data", "training")}
+        path, before = out / f"{number}-{stage.name}", planned[-1] if planned else None
+        options = {key: getattr(stage, key) for key in ("model", "data", "training")}
         if any(stage.training.get(name) is not None for name in BUDGETS):
             # A stage's budget takes the place of the shared one, whichever of them either is.
-            own["training"] = {**dict.fromkeys(BUDGETS), **stage.training}
-        growth, model = _grown(stage, before, any(plan.growth for plan in found), where)
+            options["training"] = {**dict.fromkeys(BUDGETS), **stage.training}
+        growth, model = _grown(stage, before, any(plan.growth for plan in planned), where)
         start = {}
         if before is not None:
             start["start_from"] = str(path.with_name(f"{path.name}-start") if growth else before.path)
-        whole = from_dict(RunConfig, merge(RunConfig, shared, model, own, start), where)
+        whole = from_dict(RunConfig, merge(RunConfig, shared, model, options, start), where)
         try:
             whole.check(math.prod(launch.processes(whole.training)))
             if not whole.training.budgets:
@@ -132,8 +132,8 @@ def plans(config: RunConfig, out: Path) -> list[Plan]:
             plan_starts(whole.model, whole.start_from, before.config.model if before else None, growth is not None)
         except ConfigError as error:
             raise ConfigError(f"{where}: {error}") from error
-        found.append(Plan(path, whole, growth))
-    return found
+        planned.append(Plan(path, whole, growth))
+    return planned
 
 
 def _grown(stage: Stage, before: Plan | None, ever: bool, where: str) -> tuple[Growth | None, dict[str, Any]]:

@@ -105,10 +105,10 @@ def load_state(model: Backbone, path: str | Path) -> Any:
         raise RunError(f"{path} holds no state of a model: it was not written by save_state or --save_state") from error
     if digest(tensors) != contents:
         raise RunError(f"{path} is damaged: its contents have another digest than when it was written")
-    if owner != (own := digest(model.state_dict(), model)[:12]):
+    if owner != (expected := digest(model.state_dict(), model)[:12]):
         raise InputError(
             f"{path} is the state of another model: {described}, digest {owner}; this is {_about(model)} "
-            f"with {own}. The weights and all options must be the same"
+            f"with {expected}. The weights and all options must be the same"
         )
     # Memory of its own: arithmetic may round by how its numbers are aligned.
     device = next(model.parameters()).device
@@ -126,11 +126,11 @@ def load_state(model: Backbone, path: str | Path) -> Any:
 
 def digest(tensors: Mapping[str, Tensor], model: Backbone | None = None) -> str:
     """SHA-256 of tensors with their names, types and shapes, and of a model's options."""
-    found = hashlib.sha256(b"" if model is None else json.dumps(to_dict(model.config), sort_keys=True).encode())
+    hashed = hashlib.sha256(b"" if model is None else json.dumps(to_dict(model.config), sort_keys=True).encode())
     for name, value in sorted(tensors.items()):
-        found.update(f"{name} {value.dtype} {tuple(value.shape)}\n".encode())
-        found.update(value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
-    return found.hexdigest()
+        hashed.update(f"{name} {value.dtype} {tuple(value.shape)}\n".encode())
+        hashed.update(value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
+    return hashed.hexdigest()
 
 
 def _about(model: Backbone) -> str:

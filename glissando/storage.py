@@ -211,8 +211,8 @@ def is_leftover(path: Path) -> bool:
 
 
 def _leftovers(directory: Path) -> list[tuple[Path, re.Match[str]]]:
-    found = ((path, _LEFTOVER.fullmatch(path.name)) for path in sorted(directory.iterdir()))
-    return [(path, match) for path, match in found if match]
+    matches = ((path, _LEFTOVER.fullmatch(path.name)) for path in sorted(directory.iterdir()))
+    return [(path, match) for path, match in matches if match]
 
 
 def _abandoned(path: Path, match: re.Match[str]) -> bool:
@@ -330,11 +330,11 @@ def _problem(path: Path, expected: Mapping[str, Any] | None) -> str | None:
         return f"{path} is missing."
     if expected is None:
         return f"{path} is not listed in {MANIFEST}, so it cannot be checked: move it elsewhere."
-    if (found := record(path)) == expected:
+    if (actual := record(path)) == expected:
         return None
     return (
         f"{path} is damaged: expected {expected.get('size')} bytes with SHA-256 {expected.get('sha256')}, by "
-        f"{MANIFEST}, found {found['size']} bytes with SHA-256 {found['sha256']}."
+        f"{MANIFEST}, found {actual['size']} bytes with SHA-256 {actual['sha256']}."
     )
 
 

@@ -74,11 +74,11 @@ class Place(NamedTuple):
         with _reaching("list", self.url):
             self.fs.invalidate_cache()
             try:
-                found = self.fs.ls(self.root, detail=False)
+                paths = self.fs.ls(self.root, detail=False)
             except FileNotFoundError:
                 return []
             # An object store may list the directory itself.
-            return sorted({p.rstrip("/").rpartition("/")[2] for p in found if p.strip("/") != self.root.strip("/")})
+            return sorted({p.rstrip("/").rpartition("/")[2] for p in paths if p.strip("/") != self.root.strip("/")})
 
     def remove(self) -> None:
         """Delete it, the manifest first: half of it is then no directory that is read."""

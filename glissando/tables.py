@@ -148,9 +148,9 @@ def require_shapes(
         elif shape is None:
             raise InputError(f"{name} was given, and this model takes none: {why.get(name, 'leave it out')}")
         elif not isinstance(part, Tensor) or part.shape != shape:
-            found = tuple(part.shape) if isinstance(part, Tensor) else f"a {type(part).__name__}"
+            got = tuple(part.shape) if isinstance(part, Tensor) else f"a {type(part).__name__}"
             expected = str(shape).replace("-1", "J")
-            raise InputError(f"{name} must be a tensor {expected} for {of}, got {found}")
+            raise InputError(f"{name} must be a tensor {expected} for {of}, got {got}")
 
 
 def filled(numbers: Tensor, mean: Tensor, scale: Tensor, dtype: torch.dtype) -> list[Tensor]:

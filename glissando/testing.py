@@ -134,13 +134,13 @@ def _check_split(
 ) -> None:  # fmt: skip
     outcomes: list[dict[str, Any]] = []
     for pieces in ([0, x.shape[1]], [0, *cuts, x.shape[1]]):
-        given, state, parts = x.clone().requires_grad_(), init_state(len(x)), []
+        leaf, state, parts = x.clone().requires_grad_(), init_state(len(x)), []
         time = None if dt is None else dt.clone().requires_grad_()
         for a, b in pairwise(pieces):
-            y, state = forward(given[:, a:b], state, Context(dt=None if time is None else time[:, a:b]))
+            y, state = forward(leaf[:, a:b], state, Context(dt=None if time is None else time[:, a:b]))
             parts.append(y)
-        y = torch.cat(parts, 1) if cuts or len(outcomes) else forward(given, None, Context(dt=time))[0]
-        outcomes.append({"y": y.detach(), **_gradients(module, y), "x": given.grad})
+        y = torch.cat(parts, 1) if cuts or len(outcomes) else forward(leaf, None, Context(dt=time))[0]
+        outcomes.append({"y": y.detach(), **_gradients(module, y), "x": leaf.grad})
         if time is not None and time.grad is not None:
             outcomes[-1]["dt"] = time.grad
     for name, expected in outcomes[0].items():
@@ -184,8 +184,8 @@ def _check_padding(forward: Forward, init_state: Callable[..., State], x: Tensor
         for row, count in enumerate(counts.tolist()):
             if count == 0:
                 continue
-            own = None if state is None else init_state(1)
-            alone, last = forward(x[row : row + 1, :count], own, _rows(dt, row, count))
+            initial = None if state is None else init_state(1)
+            alone, last = forward(x[row : row + 1, :count], initial, _rows(dt, row, count))
             _require_close(y[row : row + 1, :count], alone, "batch law", f"a row of {count} tokens, padded")
             if last is not None:
                 rest = x[row : row + 1, :3]

@@ -24,12 +24,12 @@ class TextRow:
         """The last ids of the text."""
         return list(self._recent)
 
-    def go_on(self, recent: Sequence[int], held: str) -> None:
-        """Take up a text whose last ids are `recent`, and of which `held` was held back."""
+    def go_on(self, recent: Sequence[int], waiting: str) -> None:
+        """Take up a text whose last ids are `recent`, and of which `waiting` was held back."""
         self._recent.extend(recent)
         for token in recent:  # whose whole characters were released then
             self.decoder.push(token)
-        self.held = held
+        self.held = waiting
 
     def push(self, token: int) -> str:
         if token == self.eos_id:
@@ -62,9 +62,9 @@ class TextRow:
         if not (self.stops or self.held):
             return text
         self.held += text
-        found = [at for at in (self.held.find(s) for s in self.stops) if at >= 0]
-        if found:
-            out, self.held, self.ended = self.held[: min(found)], "", True
+        ends = [at for at in (self.held.find(s) for s in self.stops) if at >= 0]
+        if ends:
+            out, self.held, self.ended = self.held[: min(ends)], "", True
             return out
         keep = max((_overlap(self.held, s) for s in self.stops), default=0)
         out, self.held = self.held[: len(self.held) - keep], self.held[len(self.held) - keep :]

@@ -70,7 +70,7 @@ def measure(counts: list[int], rows: int, width: int) -> dict[int, float]:
     import torch.nn.functional as F
 
     before = torch.get_num_threads()
-    found: dict[int, list[float]] = {count: [] for count in counts}
+    seconds: dict[int, list[float]] = {count: [] for count in counts}
     with torch.inference_mode():
         x = torch.full((min(rows, _MOST_ROWS), width), 0.1)
         up, down = torch.full((width, 4 * width), 0.01), torch.full((4 * width, width), 0.01)
@@ -91,10 +91,10 @@ def measure(counts: list[int], rows: int, width: int) -> dict[int, float]:
                 rounds += 1
                 for count in counts:
                     torch.set_num_threads(count)
-                    found[count].append(sample(repeats))
+                    seconds[count].append(sample(repeats))
         finally:
             torch.set_num_threads(before)
-    return {count: statistics.median(times) / repeats for count, times in found.items()}
+    return {count: statistics.median(times) / repeats for count, times in seconds.items()}
 
 
 def threads_of(run: str | Path) -> int | None:

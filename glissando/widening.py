@@ -270,6 +270,6 @@ class Growth:
     seed: Annotated[int, Field(strict=True)] = 0
 
     def factor(self, name: str) -> int:
-        """That of `heads`, `ffn` or `state`, which follow the width unless they are given."""
-        given = getattr(self, name)
-        return self.width if given is None else given
+        """The factor of `heads`, `ffn` or `state`: the width's where it is None."""
+        factor = getattr(self, name)
+        return self.width if factor is None else factor

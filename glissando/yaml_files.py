@@ -12,16 +12,16 @@ from glissando.errors import ConfigError
 _YAML_BYTES, _YAML_NODES = 1 << 20, 50_000
 
 
-def read_options(path: str | Path, given: str | None = None) -> Mapping[str, Any]:
-    """The nested options in a YAML file; `given`: how the user named it. Raises ConfigError for what cannot be read or
+def read_options(path: str | Path, shown: str | None = None) -> Mapping[str, Any]:
+    """The nested options in a YAML file; `shown`: how the user named it. Raises ConfigError for what cannot be read or
     is no mapping."""
-    given = given or str(path)
+    shown = shown or str(path)
     try:
         values = read_yaml(Path(path).read_bytes())
     except (OSError, ConfigError) as error:
-        raise ConfigError(f"cannot read {given}: {error}") from error
+        raise ConfigError(f"cannot read {shown}: {error}") from error
     if not isinstance(values, Mapping):
-        raise ConfigError(f"{given} must hold a mapping of options, such as `preset: transformer-nano`")
+        raise ConfigError(f"{shown} must hold a mapping of options, such as `preset: transformer-nano`")
     return values
 
 

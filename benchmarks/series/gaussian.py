@@ -155,7 +155,7 @@ def scored(path: Path, file: Path) -> dict[str, dict[str, dict[str, float]]]:
     panel = run.read(str(file))
     held = windows_of(panel, run.data, run.encoding, run.scales)
     found, rows = answered(run.model, held, panel)
-    figures: dict[str, Any] = measure(run.model, held, panel, run.encoding, found=(found, rows)).score.figures
+    figures: dict[str, Any] = measure(run.model, held, panel, run.encoding, forecast=(found, rows)).score.figures
     source, head = read_table(str(file)), Gaussian()
     at = np.searchsorted(source.places, panel.rows[rows])
     for number, name in enumerate(run.encoding.target):

@@ -44,8 +44,8 @@ def main(arguments: Sequence[str]) -> None:
     from glissando.runs import Run
 
     model = load(options.run, inference_overrides(options))
-    found = export(model, Run.open(options.run), options.to, options.out, options.capacity, _status)
-    print("\n".join(found.lines()))
+    exported = export(model, Run.open(options.run), options.to, options.out, options.capacity, _status)
+    print("\n".join(exported.lines()))
     print(f"exported: {options.out}", file=sys.stderr)
 
 

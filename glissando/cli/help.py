@@ -194,7 +194,7 @@ def _written(value: Any) -> str:
 
 def documented(cls: type) -> dict[str, str]:
     """The text of each field in a dataclass's docstring: a line `name   text`, or `name: text` under `Attributes:`."""
-    found: dict[str, str] = {}
+    sentences: dict[str, str] = {}
     for base in reversed(cls.__mro__):
         names: list[str] = []
         entries = re.compile(r"    (\w+(?:, \w+)*)\s{2,}(\S.*)$")
@@ -204,9 +204,9 @@ def documented(cls: type) -> dict[str, str]:
             entry = entries.match(line)
             if entry:
                 names = entry[1].split(", ")
-                found |= dict.fromkeys(names, entry[2])
+                sentences |= dict.fromkeys(names, entry[2])
             elif names and re.match(r"\s{8,}\S", line):
-                found |= {name: f"{found[name]} {line.strip()}" for name in names}
+                sentences |= {name: f"{sentences[name]} {line.strip()}" for name in names}
             else:
                 names = []
-    return found
+    return sentences

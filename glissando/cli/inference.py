@@ -88,13 +88,13 @@ def require_step(options: Options, model: Any) -> bool:
     """
     from glissando.decoding import decoder_of
 
-    found = decoder_of(model, options.step, False)
-    if isinstance(found, str):
+    decoder = decoder_of(model, options.step, False)
+    if isinstance(decoder, str):
         if options.step == "auto":
-            print(f"tokens are computed by PyTorch: {found}", file=sys.stderr, flush=True)
+            print(f"tokens are computed by PyTorch: {decoder}", file=sys.stderr, flush=True)
         return False
     with announced_compilation():
-        found.warm_up()
+        decoder.warm_up()
     return True
 
 

@@ -73,10 +73,10 @@ def parse(parser: Parser, arguments: Sequence[str]) -> Options:
     Raises ConfigError for an unknown option, naming the nearest one, one that is repeated, and a value of the wrong
     type; the types of dotted options are checked when the configuration is read.
     """
-    plain, texts, given = _split(parser, arguments)
+    plain, texts, names = _split(parser, arguments)
     _show_help(parser, plain)
     options = parser.parse_args(plain, Options())
-    options.given = given
+    options.given = names
     _import(getattr(options, "imports", ()))
     values = {}
     for name, text in texts.items():
@@ -115,7 +115,7 @@ def _split(parser: Parser, arguments: Sequence[str]) -> tuple[list[str], dict[st
     """Arguments for argparse, the texts of dotted options, and the names of all options that are given."""
     plain: list[str] = []
     dotted: dict[str, str] = {}
-    given: list[str] = []
+    names: list[str] = []
     known = parser._option_string_actions
     rest = list(arguments)
     while rest:
@@ -131,11 +131,11 @@ def _split(parser: Parser, arguments: Sequence[str]) -> tuple[list[str], dict[st
         name, action = option.removeprefix("--"), known.get(option)
         if action is None and name.partition(".")[0] not in parser.section_names:
             raise _unknown_option(parser, option)
-        if name in given and not isinstance(action, argparse._AppendAction | argparse._ExtendAction):
+        if name in names and not isinstance(action, argparse._AppendAction | argparse._ExtendAction):
             raise ConfigError(f'{option} is given more than once; give it once (a list: \'["a", "b"]\')')
-        if (twin := name.removesuffix(".kind") if name.endswith(".kind") else f"{name}.kind") in given:
+        if (twin := name.removesuffix(".kind") if name.endswith(".kind") else f"{name}.kind") in names:
             raise ConfigError(f"{option} is given twice, also as --{twin}; give it once")
-        given.append(name)
+        names.append(name)
         if action is not None and action.nargs is not None:  # a flag, or several values
             plain.append(argument)
             continue
@@ -147,7 +147,7 @@ def _split(parser: Parser, arguments: Sequence[str]) -> tuple[list[str], dict[st
             plain.append(f"{option}={value}")  # in one piece: a value may begin with a dash
         else:
             dotted[name] = value
-    return plain, dotted, given
+    return plain, dotted, names
 
 
 def _unknown_option(parser: Parser, option: str) -> ConfigError:
@@ -164,9 +164,9 @@ def _nearest_option(option: str, parser: Parser) -> str | None:
     options += [each.name for section, hint in parser.sections.items() for each in options_of(hint, section)]
 
     def likeness(known: str) -> float:
-        (section, _, last), (own, _, name) = (text.removeprefix("--").rpartition(".") for text in (option, known))
+        (wanted, _, last), (section, _, name) = (text.removeprefix("--").rpartition(".") for text in (option, known))
         same = difflib.SequenceMatcher(None, last, name).ratio()
-        inside = 1.0 if section == own else 0.4 * difflib.SequenceMatcher(None, section, own).ratio()
+        inside = 1.0 if wanted == section else 0.4 * difflib.SequenceMatcher(None, wanted, section).ratio()
         return same + inside - 0.01 * known.count(".") if same >= 0.6 else 0.0
 
     best = max(options, key=likeness, default="")
@@ -369,14 +369,14 @@ def require_empty(out: Path, option: str = "--out") -> None:
         raise RunError(f"{out} exists and is not empty; nothing is overwritten: choose another {option}")
 
 
-def require_own_held_out(given: Collection[str], requested: Mapping[str, Any], run: Mapping[str, Any]) -> None:
+def require_own_held_out(named: Collection[str], requested: Mapping[str, Any], run: Mapping[str, Any]) -> None:
     """Raise ConfigError where another text than a run's is requested, whose held-out text would stay the run's.
 
-    given       names of options
+    named       names of options
     requested, run  sections `data`: as it would be, and the run's own
     """
     path, before, held_out = requested.get("path"), run.get("path"), run.get("valid_path")
-    if requested["kind"] != run.get("kind") or None in (path, before, held_out) or "data.valid_path" in given:
+    if requested["kind"] != run.get("kind") or None in (path, before, held_out) or "data.valid_path" in named:
         return
     if Path(str(path)).expanduser().resolve() != Path(str(before)).expanduser().resolve():
         raise ConfigError(

@@ -104,8 +104,8 @@ def _export(options: Options) -> None:
     if Path(options.out).suffix != ".onnx":
         raise ConfigError(f"--out is {options.out}: give the name of a file that ends in .onnx")
     choose_threads(options, *USUAL)
-    found = export_series(SeriesRun.open(options.run), options.out)
-    print("\n".join(found.lines()))
+    exported = export_series(SeriesRun.open(options.run), options.out)
+    print("\n".join(exported.lines()))
     print(f"exported: {options.out}", file=sys.stderr)
 
 

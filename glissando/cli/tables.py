@@ -123,8 +123,8 @@ def evaluate_run(options: Options, evaluate: Callable[..., Any], inside: str = "
     if reading and options.file is None:
         raise ConfigError(f"--data.{next(iter(reading))} is of another table: add --file FILE, or leave it out")
     plots = options.plots or _place_of_plots(options.run, options.file, inside)
-    found = evaluate(options.run, options.file, reading=reading, pictures=plots, **more)
-    print(json.dumps(found.as_dict(), indent=2) if options.json else found.table())
+    score = evaluate(options.run, options.file, reading=reading, pictures=plots, **more)
+    print(json.dumps(score.as_dict(), indent=2) if options.json else score.table())
     if plots is None:
         print(f"no pictures were drawn into {options.run}: name a place for them with --plots DIR", file=sys.stderr)
 
@@ -168,9 +168,9 @@ def write_answers(
     read = run.read(options.file)
     for line in read.report:
         print(line, file=sys.stderr)
-    found = answer(run, read, seed=options.seed, **asked)
-    write_table(found, options.out)
-    print(f"{options.out}: {counted(len(found), 'row')} of {len(read.names):,} series")
+    table = answer(run, read, seed=options.seed, **asked)
+    write_table(table, options.out)
+    print(f"{options.out}: {counted(len(table), 'row')} of {len(read.names):,} series")
 
 
 def write_example(options: Options, table: Callable[[], str]) -> Path:

@@ -146,34 +146,34 @@ def _config(options: Options) -> RunConfig:
             f"if you trust them, add --import {' --import '.join(file['imports'])}"
         )
     before = {} if start is None else _of_run(start)
-    given = [*options.given, *flat(file)]
+    named = [*options.given, *flat(file)]
     if start is not None and "data" in before:
-        before["data"] = without_held_out(start, before["data"], given)
-    if preset is None and start is None and not {name.partition(".")[0] for name in given} & {"model", "stages"}:
+        before["data"] = without_held_out(start, before["data"], named)
+    if preset is None and start is None and not {name.partition(".")[0] for name in named} & {"model", "stages"}:
         preset = RECOMMENDED
         print(f"--preset {preset}: the recommended one, as none was given; others: glissando presets", file=sys.stderr)
     chosen = {} if preset is None else load_preset(preset)
-    usual = _of_own_text(given, flat(chosen) | flat(file) | flat(options.sections)) if start is None else {}
+    usual = _of_own_text(named, flat(chosen) | flat(file) | flat(options.sections)) if start is None else {}
     last = {"preset": preset or before.get("preset"), "start_from": start, "imports": imported()}
     config = from_dict(RunConfig, merge(RunConfig, before, chosen, usual, file, options.sections, last))
     if start is not None:
         data = to_dict(config)["data"]
-        require_own_held_out(given, data, before.get("data", {}))
+        require_own_held_out(named, data, before.get("data", {}))
         require_text(start, data)
         if not options.print_config:
-            require_texts(config.data, Run.open(start), given, may_differ=True)
+            require_texts(config.data, Run.open(start), named, may_differ=True)
     return config
 
 
-def _of_own_text(given: Sequence[str], values: Mapping[str, Any]) -> dict[str, Any]:
+def _of_own_text(options: Sequence[str], values: Mapping[str, Any]) -> dict[str, Any]:
     """What a text of one's own needs no option for: its kind, by its path; under a budget of time a BPE, by which it is
     read three times as fast."""
     usual: dict[str, Any] = {}
     kind, path = values.get("data.kind"), str(values.get("data.path", ""))
     if kind is None and path:
         usual["kind"] = kind = "jsonl" if path.endswith(".jsonl") else "text"
-    named = any(name.startswith("data.tokenizer") for name in (*given, *values))
-    if kind in ("text", "jsonl") and "training.seconds" in given and not named:
+    named = any(name.startswith("data.tokenizer") for name in (*options, *values))
+    if kind in ("text", "jsonl") and "training.seconds" in options and not named:
         usual["tokenizer"] = "bpe"
         note = "--data.tokenizer bpe: the default under a budget of time; --data.tokenizer bytes reads bytes"
         print(note, file=sys.stderr)

@@ -125,7 +125,7 @@ class Cluster:
         # The names of sockets must fit in a hundred characters, so that a long TMPDIR does not serve.
         folder = "/tmp" if len(tempfile.gettempdir()) > 40 and os.path.isdir("/tmp") else None
         with tempfile.TemporaryDirectory(prefix="ray-", dir=folder, ignore_cleanup_errors=True) as temporary:
-            own = {
+            options = {
                 "include_dashboard": False, "object_store_memory": 100 << 20, "_temp_dir": temporary,
                 "_plasma_directory": temporary, "_node_ip_address": "127.0.0.1",
             }  # fmt: skip
@@ -133,7 +133,10 @@ class Cluster:
             before = signal.signal(signal.SIGINT, signal.SIG_IGN)
             try:
                 ray.init(
-                    address=address or "local", log_to_driver=False, logging_level="ERROR", **({} if address else own)
+                    address=address or "local",
+                    log_to_driver=False,
+                    logging_level="ERROR",
+                    **({} if address else options),
                 )
             except Exception as error:
                 where = f"no Ray cluster answers at {address}" if address else "Ray does not start on this machine"

@@ -72,9 +72,9 @@ def fitted(comparison: Comparison, within: float | None, log: Log, began: float)
         share = min(1.0, (left - sum(expected(names, 0.0).values())) / sum(costs[name][0] for name in names))
         if share >= _LEAST:
             break
-    shorter, given = copy.copy(comparison), comparison.given
+    shorter, models = copy.copy(comparison), comparison.given
     shorter.__dict__.pop("models")
-    shorter.given = {name: given[name] for name in names} if isinstance(given, dict) else list(given)[: len(names)]
+    shorter.given = {name: models[name] for name in names} if isinstance(models, dict) else list(models)[: len(names)]
     shorter.budget = Amount(comparison.budget.kind, float(f"{max(_LEAST, share) * comparison.budget.value:.2g}"))
     shortened = expected(names, shorter.budget.value / comparison.budget.value)
     log.print(f"{line}, more than the {spelled(within)} of --within")

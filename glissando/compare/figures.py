@@ -75,9 +75,9 @@ def _curves(axes: Any, results: Sequence[ModelResult], column: str, label: str, 
                 continue
             seen = [(row[column], row["train_bits_per_byte"]) for row in rows]
             axes.plot(*zip(*seen, strict=True), color=_SERIES[i % len(_SERIES)], linewidth=0.6, alpha=0.25)
-            if held := [(row[column], row["valid_bits_per_byte"]) for row in rows if "valid_bits_per_byte" in row]:
-                _plot(axes, i, held, name)
-                curves.append(held)
+            if points := [(row[column], row["valid_bits_per_byte"]) for row in rows if "valid_bits_per_byte" in row]:
+                _plot(axes, i, points, name)
+                curves.append(points)
                 name = None  # one entry in the legend
     axes.set(xlabel=label, ylabel="bits per byte")
     axes.xaxis.set_major_formatter(_amount)

@@ -20,7 +20,7 @@ Given = str | Mapping[str, Any]
 _SUFFIXES = (".yaml", ".yml")
 
 
-def read_models(given: Sequence[str] | Mapping[str, Given]) -> dict[str, dict[str, Any]]:
+def read_models(named: Sequence[str] | Mapping[str, Given]) -> dict[str, dict[str, Any]]:
     """Name -> its sections model, data and training, and `preset`.
 
     A file in a list has its own name, without the suffix.
@@ -29,10 +29,10 @@ def read_models(given: Sequence[str] | Mapping[str, Given]) -> dict[str, dict[st
     name that is given twice or is a preset's; UnknownNameError for an unknown preset.
     """
     models: dict[str, dict[str, Any]] = {}
-    for number, (name, what) in enumerate(given.items() if isinstance(given, Mapping) else map(_named, given)):
+    for number, (name, what) in enumerate(named.items() if isinstance(named, Mapping) else map(_named, named)):
         if name in models:
             raise ConfigError(
-                f"two models have the name {name!r}: {', '.join(given)}; give each once, and each file its own name"
+                f"two models have the name {name!r}: {', '.join(named)}; give each once, and each file its own name"
             )
         if isinstance(what, str) and Path(what).suffix not in _SUFFIXES:
             models[name] = {"preset": what, **load_preset(what)}

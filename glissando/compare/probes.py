@@ -86,8 +86,8 @@ def select_probes(names: Sequence[str]) -> list[str]:
     """
     chosen: list[str] = []
     for name in names:
-        found = [name] if name in PROBES else [probe for probe in PROBES if probe.startswith(f"{name}-")]
-        if not found:
+        matches = [name] if name in PROBES else [probe for probe in PROBES if probe.startswith(f"{name}-")]
+        if not matches:
             raise unknown_name("probe", name, {*PROBES, *(probe.partition("-")[0] for probe in PROBES)})
-        chosen += found
+        chosen += matches
     return list(dict.fromkeys(chosen))

@@ -68,7 +68,7 @@ class Entry(NamedTuple):
 
 
 def ranked(results: Sequence[ModelResult]) -> list[ModelResult]:
-    """Those of which a training has ended well, from the fewest bits per byte to the most."""
+    """The models of which a training has ended well, from the fewest bits per byte to the most."""
     return sorted((r for r in results if r.bits is not None), key=lambda r: r.bits or ())
 
 

@@ -106,8 +106,8 @@ def reported(comparison: Comparison) -> slice:
 
 def bits_on(figures: dict[str, Any], rows: slice) -> float:
     """Bits per byte on some of the held-out rows."""
-    held = figures["held_out"]
-    return sum(held["nats"][rows]) / math.log(2) / sum(held["bytes"][rows])
+    scores = figures["held_out"]
+    return sum(scores["nats"][rows]) / math.log(2) / sum(scores["bytes"][rows])
 
 
 def choose(sweep: Sequence[Finished]) -> dict[str, float]:
@@ -191,9 +191,9 @@ def _interval(drawn: np.ndarray, error: float, freedom: float) -> tuple[float, f
 
 def sums(runs: Sequence[Finished], above: str, below: str, rows: slice) -> Sums:
     """(S, R) of two columns of the held-out rows, runs without a failure alone; rows that score nothing left out."""
-    held = [run.figures["held_out"] for run in runs if run.failed is None]
-    a = np.asarray([h[above][rows] for h in held], float)
-    b = np.asarray([h[below][rows] for h in held], float)
+    scores = [run.figures["held_out"] for run in runs if run.failed is None]
+    a = np.asarray([h[above][rows] for h in scores], float)
+    b = np.asarray([h[below][rows] for h in scores], float)
     scored = b[0] > 0
     return a[:, scored], b[:, scored]
 
@@ -211,8 +211,8 @@ def gather(
         result = ModelResult(name, counts[name], chosen.get(name), speed=speed.get(name, {}))
         result.sweep, result.runs = ([run for run in those if run.job.model == name] for those in (sweep, runs))
         for task in comparison.probes:
-            mine = [run for run in probes if run.job.model == name and run.job.task == task]
-            result.probes |= {task: mine} if mine else {}
+            own_probes = [run for run in probes if run.job.model == name and run.job.task == task]
+            result.probes |= {task: own_probes} if own_probes else {}
         if result.good:
             result.curves = [metric_rows(run.path) for run in result.good]
             bits, n_bytes = bits_and_bytes(result.good, rows)

@@ -189,8 +189,8 @@ class RowCorpus(Corpus):
         """What the global training rows of these numbers are made from."""
 
     @abstractmethod
-    def _batch(self, group: Any, mine: Sequence[int]) -> Batch:
-        """Rows `mine` of the global batch `group`, whose longest row sets the length on every shard."""
+    def _batch(self, group: Any, chosen: Sequence[int]) -> Batch:
+        """Rows `chosen` of the global batch `group`, whose longest row sets the length on every shard."""
 
     @abstractmethod
     def _written(self, group: Any) -> Iterable[str]:
@@ -203,9 +203,9 @@ class RowCorpus(Corpus):
             return self._train_batches(start, shard_rows(self.batch_size, shard))
         return self._valid_batches(start, shard)
 
-    def _train_batches(self, start: int, mine: range) -> Iterator[Batch]:
+    def _train_batches(self, start: int, chosen: range) -> Iterator[Batch]:
         for step in count(start):
-            yield self._batch(self._training(step * self.batch_size + np.arange(self.batch_size)), mine)
+            yield self._batch(self._training(step * self.batch_size + np.arange(self.batch_size)), chosen)
 
     def _valid_batches(self, start: int, shard: Shard) -> Iterator[Batch]:
         size = self.batch_size

@@ -75,12 +75,12 @@ class Source(NamedTuple):
 
     def distinct(self, n: int, seed: int, *, held_out: bool) -> np.ndarray:
         """The first `n` different rows of one side. Raises ConfigError if there are fewer."""
-        found: dict[bytes, np.ndarray] = {}
+        different: dict[bytes, np.ndarray] = {}
         for first in range(0, 100 * (n + _BLOCK), _BLOCK):
             drawn = self.rows(np.arange(first, first + _BLOCK), seed, held_out=held_out)
-            found |= {row.tobytes(): row for row in drawn}
-            if len(found) >= n:
-                return np.stack(list(found.values())[:n])
+            different |= {row.tobytes(): row for row in drawn}
+            if len(different) >= n:
+                return np.stack(list(different.values())[:n])
         raise ConfigError(
             f"there are fewer than {n} different rows on a side of the split; lower valid_rows, or {self.more}"
         )

@@ -47,8 +47,8 @@ def _file(name: str) -> Path:
             content = source.read()
     except OSError as error:
         raise DataError(f"cannot fetch {url} ({error}); {by_hand}") from error
-    found = hashlib.sha256(content).hexdigest()
-    if found != SHA256[name]:
-        raise DataError(f"{url} is not the file expected: its SHA-256 is {found}, and not {SHA256[name]}; {by_hand}")
+    digest = hashlib.sha256(content).hexdigest()
+    if digest != SHA256[name]:
+        raise DataError(f"{url} is not the file expected: its SHA-256 is {digest}, and not {SHA256[name]}; {by_hand}")
     write_atomic(path, content)
     return path

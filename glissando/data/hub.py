@@ -196,7 +196,7 @@ class HubStreamCorpus(Corpus):
                 "once for all of them: fetch the data set with --data.kind hub, or leave training.carry out"
             )
         length, n_tokens = self.seq_len, self.batch_size * self.seq_len
-        mine = [np.array(shard_rows(self.batch_size, shard)) * length for shard in shards]
+        offsets = [np.array(shard_rows(self.batch_size, shard)) * length for shard in shards]
         waiting, used, fresh = list[str](), 0, 0  # documents, the first one's tokens that are used, new characters
         for text in self._endless(int(start * n_tokens * self._rows_a_token)):
             waiting.append(text)
@@ -205,7 +205,7 @@ class HubStreamCorpus(Corpus):
                 continue
             tokens, fresh = in_memory(map(Piece, waiting), self.tokenizer), 0
             while used + n_tokens < len(tokens):
-                yield [tokens.batch(used + first, length) for first in mine]
+                yield [tokens.batch(used + first, length) for first in offsets]
                 used += n_tokens
             first = int(np.searchsorted(tokens.ends, used, side="right")) - 1
             waiting, used = waiting[first:], used - int(tokens.ends[first])

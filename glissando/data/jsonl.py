@@ -198,12 +198,12 @@ class JsonlCorpus(Corpus):
             return self._train_batches(start, np.array(shard_rows(self.batch_size, shard), np.int64))
         return self._valid_batches(start, shard)
 
-    def _train_batches(self, start: int, mine: np.ndarray) -> Iterator[Batch]:
+    def _train_batches(self, start: int, chosen: np.ndarray) -> Iterator[Batch]:
         per_epoch = self.epoch_rows // self.batch_size
         for step in count(start):
             number = step % per_epoch
             block = number + number // (self._every - 1) if self._every else number
-            yield self._batch(self._train, block * self.batch_size + mine)
+            yield self._batch(self._train, block * self.batch_size + chosen)
 
     def lanes(self, *, start: int = 0, shard: Shard = WHOLE) -> Iterator[Batch]:
         """Lane r of R begins at row N r / R of the N that train, and reads on in a circle; fresh behind held-out rows,

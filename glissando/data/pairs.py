@@ -93,19 +93,19 @@ class PairsCorpus(RowCorpus):
         """Tokens of a pair's row."""
         return sum(map(len, self._row(pair))) - 1
 
-    def _batch(self, group: Sequence[Pair], mine: Sequence[int]) -> Batch:
+    def _batch(self, group: Sequence[Pair], chosen: Sequence[int]) -> Batch:
         rows = [self._row(pair) for pair in group]
         length = max(len(prompt) + len(answer) for prompt, answer in rows) - 1
-        ids = np.full((len(mine), length), PAD_ID, np.int64)
-        targets = np.full((len(mine), length), IGNORED, np.int64)
-        mask = np.zeros((len(mine), length), bool)
-        for i, row in enumerate(mine):
+        ids = np.full((len(chosen), length), PAD_ID, np.int64)
+        targets = np.full((len(chosen), length), IGNORED, np.int64)
+        mask = np.zeros((len(chosen), length), bool)
+        for i, row in enumerate(chosen):
             prompt, answer = rows[row]
             end = len(prompt) + len(answer) - 1
             ids[i, :end] = (prompt + answer)[:-1]
             targets[i, len(prompt) - 1 : end] = answer
             mask[i, :end] = True
-        n_bytes = sum(len(group[row].output.encode()) + 1 for row in mine)
+        n_bytes = sum(len(group[row].output.encode()) + 1 for row in chosen)
         tensors = [torch.from_numpy(array) for array in (ids, targets)]
         return Batch(tensors[0], tensors[1], n_bytes, None if mask.all() else torch.from_numpy(mask))
 
@@ -191,12 +191,12 @@ def read_pairs(path: Path | str) -> PairFile:
                 continue
             if not line.strip():
                 continue
-            found = _parse_pair((without_mark(line) if number == 1 else line).strip())
-            if isinstance(found, Pair):
-                pairs.append(found)
+            pair = _parse_pair((without_mark(line) if number == 1 else line).strip())
+            if isinstance(pair, Pair):
+                pairs.append(pair)
                 where.append(number)
             else:
-                problems.add(number, found)
+                problems.add(number, pair)
     return PairFile(number, pairs, problems, where)
 
 
@@ -232,8 +232,8 @@ class PairFileCorpus(PairsCorpus):
         train = self._file.pairs
         if o.valid_path is None:
             self._problems = [self._file.problems]
-            held = max(1, int(len(train) * o.valid_fraction))
-            train, self._valid = train[:-held], train[-held:]
+            n_valid = max(1, int(len(train) * o.valid_fraction))
+            train, self._valid = train[:-n_valid], train[-n_valid:]
         else:
             valid = self._read(open_file(o.valid_path, "data.valid_path"))
             self._problems = [self._file.problems, valid.problems]

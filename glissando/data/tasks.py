@@ -91,8 +91,8 @@ class TaskCorpus(RowCorpus):
     def _training(self, rows: np.ndarray) -> np.ndarray:
         return self._source.rows(rows, self._seed, held_out=False)
 
-    def _batch(self, group: np.ndarray, mine: Sequence[int]) -> Batch:
-        read, answers = group[list(mine), :, : lengths_of(group).max()].transpose(1, 0, 2)
+    def _batch(self, group: np.ndarray, chosen: Sequence[int]) -> Batch:
+        read, answers = group[list(chosen), :, : lengths_of(group).max()].transpose(1, 0, 2)
         ids = torch.from_numpy(_behind(self.tokenizer.eos_id, self._ids[read]))
         targets = torch.from_numpy(_behind(IGNORED, np.where(answers > 0, self._ids[answers], IGNORED)))
         mask = torch.from_numpy(_behind(True, read > 0))

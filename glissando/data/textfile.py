@@ -41,12 +41,12 @@ def open_files(path: Path | str | None, option: str, example: str) -> list[Path]
     """
     if path and Path(path).expanduser().is_dir():
         raise DataError(f"{path} is a directory; {option} takes a file, or a pattern: '{Path(path) / example}'")
-    found = named_files(path) if path else []
-    if not found and path:
+    files = named_files(path) if path else []
+    if not files and path:
         raise DataError(f"no file matches {path}; check {option} (the current directory is {Path.cwd()})")
-    filled = [each for each in found if not each.is_file() or each.stat().st_size]
+    filled = [each for each in files if not each.is_file() or each.stat().st_size]
     # The first stands for all where none has a text, so that the error names it.
-    return [open_file(each, option) for each in filled or found[:1]] or [open_file(path, option)]
+    return [open_file(each, option) for each in filled or files[:1]] or [open_file(path, option)]
 
 
 def named_files(path: Path | str) -> list[Path]:
@@ -120,19 +120,19 @@ def check_text(path: Path, is_utf8: bool = True) -> TextFile:
         if file.read(2) in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE):
             raise DataError(f"{path} is UTF-16; convert it: iconv -f UTF-16 -t UTF-8 {path.name} > FILE")
     errors = "strict" if is_utf8 else "ignore"
-    offset, held, digest = 0, b"", hashlib.sha256()
+    offset, tail, digest = 0, b"", hashlib.sha256()
     with path.open("rb") as file:
         while True:
             block = file.read(_BLOCK)
             digest.update(block)
-            data = held + block
+            data = tail + block
             nul = data.find(0)
             if nul >= 0:
                 _refuse(
                     path, offset + nul, "a NUL byte, which is reserved as the end of a document; drop it: tr -d '\\0'"
                 )
             used = _decoded_length(path, data, offset, errors, not block)
-            offset, held = offset + used, data[used:]
+            offset, tail = offset + used, data[used:]
             if not block:
                 stat = os.fstat(file.fileno())
                 return TextFile(path, digest.hexdigest(), offset, stat.st_mtime_ns)

@@ -139,26 +139,26 @@ class Decoder:
         """
         if ids.is_floating_point():
             raise InputError(f"ids must be int64, got {ids.dtype}")
-        program, given = self.program, ids.to(torch.int64).contiguous().numpy()
-        batch, length = len(rows), given.shape[1] if given.ndim == 2 else 1
-        if given.shape not in ((batch,), (batch, length)) or not length:
-            raise InputError(f"ids must be one or more for each of {batch} rows, got the shape {given.shape}")
+        program, tokens = self.program, ids.to(torch.int64).contiguous().numpy()
+        batch, length = len(rows), tokens.shape[1] if tokens.ndim == 2 else 1
+        if tokens.shape not in ((batch,), (batch, length)) or not length:
+            raise InputError(f"ids must be one or more for each of {batch} rows, got the shape {tokens.shape}")
         if (control is not None) != self.with_control:
             raise InputError("give a control if, and only if, the decoder was built with_control")
         if control is not None and tuple(control.shape) != (batch, self.controls):
             raise InputError(f"the control must be {(batch, self.controls)}, got {tuple(control.shape)}")
-        if batch and (int(given.min()) < 0 or int(given.max()) >= self.vocab_size):
+        if batch and (int(tokens.min()) < 0 or int(tokens.max()) >= self.vocab_size):
             raise InputError(
-                f"ids must be from 0 to {self.vocab_size - 1}, got {given.min()} to {given.max()}; encode the text "
+                f"ids must be from 0 to {self.vocab_size - 1}, got {tokens.min()} to {tokens.max()}; encode the text "
                 "with this model's own tokenizer"
             )
         self._make_room(rows, length)
         if len(rows.registers) < batch * length:
             rows.registers = aligned((batch * length, program.registers), np.float32)
-        self._run(program.code, rows, given.reshape(-1), control, length, _NOT_DRAWN)
+        self._run(program.code, rows, tokens.reshape(-1), control, length, _NOT_DRAWN)
         rows.filled[:] += length
         logits = rows.registers[: batch * length, program.logits : program.logits + self.vocab_size]
-        return torch.from_numpy(logits).reshape(*given.shape, self.vocab_size), rows
+        return torch.from_numpy(logits).reshape(*tokens.shape, self.vocab_size), rows
 
     def write(
         self, ids: Any, rows: Rows, control: Tensor | None, sampler: Sampler, counts: Any, end: int, logits: Any = None
@@ -231,7 +231,8 @@ class Decoder:
         rows.fixed[:], rows.exact[:], rows.filled[:] = mark
 
     def select(self, rows: Rows, kept: Sequence[int], moved: bool = False) -> Rows:
-        """Those of the rows, in that order, also several times. Full pages are shared, the last one is a copy.
+        """The rows with the indices `kept`, in that order, also several times. Full pages are shared, the last one is
+        copied.
 
         moved  `rows` is not used any more, and `kept` has each number once: no page is copied
         """
@@ -257,16 +258,16 @@ class Decoder:
         return earlier
 
     def bytes_of(self, rows: Rows) -> int:
-        """Of states and caches, shared pages counted for each row."""
+        """The bytes of states and caches, shared pages counted for each row."""
         return rows.fixed.nbytes + rows.exact.nbytes + self.page_bytes * sum(map(len, rows.pages))
 
     def _rows(self, fixed: Any, exact: Any, filled: Any, pages: Sequence[list[Any]]) -> Rows:
         """Rows with lists of pages of their own; the first columns of `fixed` lie aligned where it is `aligned`."""
-        own = [list(each) for each in pages]
-        addresses = np.zeros((len(own), max(map(len, own), default=0)), np.int64)
-        for row, each in enumerate(own):
+        lists = [list(each) for each in pages]
+        addresses = np.zeros((len(lists), max(map(len, lists), default=0)), np.int64)
+        for row, each in enumerate(lists):
             addresses[row, : len(each)] = [page.ctypes.data for page in each]
-        return Rows(fixed, exact, filled, own, addresses, aligned((len(own), self.program.registers), np.float32))
+        return Rows(fixed, exact, filled, lists, addresses, aligned((len(lists), self.program.registers), np.float32))
 
     def _cut_pages(self, rows: Rows, row: int, filled: int) -> None:
         """The first `filled` slots of a row: full pages, and a copy of the one that is not."""

@@ -114,13 +114,13 @@ def run(  # noqa: C901 - one branch for each instruction
                 delta(r[c[1] :], c[8:15], w[c[3] :], s, latest, work, sums, r[c[2] :])
             elif op == Op.ATTENTION or op == Op.NEARNESS:
                 total, latest = exact[row, c[9] :], fixed[row, c[10] :]
-                given = r[c[1] :], r[c[2] :], r[c[3] :], r[c[5] :], c[12:18]
+                inputs = r[c[1] :], r[c[2] :], r[c[3] :], r[c[5] :], c[12:18]
                 y = r[c[4] :]
                 if op == Op.ATTENTION:
                     scale = np.float32(numbers[c[11]])
-                    attention(*given, scale, pages[row], c[6:9], total, latest, now, scores, sums, y)
+                    attention(*inputs, scale, pages[row], c[6:9], total, latest, now, scores, sums, y)
                 else:
-                    nearness(*given, w[c[11] :], pages[row], c[6:9], total, latest, now, scores, sums, y)
+                    nearness(*inputs, w[c[11] :], pages[row], c[6:9], total, latest, now, scores, sums, y)
             elif op == Op.BOUNDED_ENERGY:
                 x, out = r[c[1] :], r[c[2] : c[2] + c[3]]
                 bounded_energy(x, w[c[5] :], c[6] != 0, numbers[c[7]], numbers[c[7] + 1], c[4], out)

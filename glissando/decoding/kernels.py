@@ -114,9 +114,9 @@ def short_conv(x, weight, past, y):
     """y = sum_j w_j x_{t-W+1+j}; weight (W, D) by taps, past (W - 1, D) flat, which moves on by x."""
     size = len(x)
     taps = len(weight) // size
-    own = weight[(taps - 1) * size :]
+    last_tap = weight[(taps - 1) * size :]
     for i in range(size):
-        y[i] = own[i] * x[i]
+        y[i] = last_tap[i] * x[i]
     for tap in range(taps - 1):
         w, before = weight[tap * size : (tap + 1) * size], past[tap * size : (tap + 1) * size]
         for i in range(size):

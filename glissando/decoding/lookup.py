@@ -95,10 +95,10 @@ class LookupStep:
     ) -> Any:
         count = int(counts[0])
         if count == 1 or logits is not None:  # whoever looks at each token may change the control before the next
-            found = self(torch.from_numpy(ids), control)
+            after = self(torch.from_numpy(ids), control)
             if logits is not None:
-                logits[:, 0] = found.numpy()
-            return sampler.draw(found)
+                logits[:, 0] = after.numpy()
+            return sampler.draw(after)
         self._settle()
         self._draft.push(int(ids[0]))
         ahead = self._draft.propose()[: min(self._left, count) - 1]

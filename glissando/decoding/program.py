@@ -169,9 +169,9 @@ class Builder:
             self._matrices[kind - 1].append(grouped(stored))
             self._at[kind] += len(self._matrices[kind - 1][-1])
         rows, columns = values.shape
-        found = Matrix(begin, rows, columns, kind, scales)
-        self._placed[id(weight)] = weight, found  # kept, so that no other tensor gets its id
-        return found
+        matrix = Matrix(begin, rows, columns, kind, scales)
+        self._placed[id(weight)] = weight, matrix  # kept, so that no other tensor gets its id
+        return matrix
 
     def _aligned(self, kind: int, parts: list[Any]) -> int:
         """Where the next matrix of a kind begins."""

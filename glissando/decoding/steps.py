@@ -69,7 +69,7 @@ class BlockStep(Step, Protocol):
 
     @property
     def bytes(self) -> int:
-        """Of the states."""
+        """The bytes of the states."""
 
 
 class PlainStep:
@@ -94,10 +94,10 @@ class PlainStep:
     def write(
         self, ids: Any, control: Tensor | None, sampler: Sampler, counts: Any, end: int, logits: Any = None
     ) -> Any:
-        found = self(torch.from_numpy(ids), control)
+        after = self(torch.from_numpy(ids), control)
         if logits is not None:
-            logits[:, 0] = found.to(torch.promote_types(found.dtype, torch.float32)).cpu().numpy()
-        return sampler.draw(found)
+            logits[:, 0] = after.to(torch.promote_types(after.dtype, torch.float32)).cpu().numpy()
+        return sampler.draw(after)
 
     def rewind(self, count: int) -> None:
         self.state, ids, control = self._latest
@@ -185,8 +185,8 @@ def step_from(
 
     Raises UnknownNameError for another kind, ConfigError for `compiled` where the model has none: it says why.
     """
-    found = decoder_of(model, kind, with_control)
-    return PlainStep(model, state, memo) if isinstance(found, str) else CompiledStep(found, found.rows(state))
+    decoder = decoder_of(model, kind, with_control)
+    return PlainStep(model, state, memo) if isinstance(decoder, str) else CompiledStep(decoder, decoder.rows(state))
 
 
 #: of each model its decoders without and with a control, and what the weights were when they were made
@@ -237,11 +237,11 @@ def require_kind(kind: str) -> None:
         raise unknown_name("step", kind, get_args(Kind))
 
 
-def _required(kind: Kind, found: Any) -> Any:
+def _required(kind: Kind, decoder: Any) -> Any:
     """A decoder or a reason. Raises ConfigError for a reason where `compiled` was asked for."""
-    if kind == "compiled" and isinstance(found, str):
-        raise ConfigError(f"step `compiled`: {found}; use `auto` or `plain`")
-    return found
+    if kind == "compiled" and isinstance(decoder, str):
+        raise ConfigError(f"step `compiled`: {decoder}; use `auto` or `plain`")
+    return decoder
 
 
 def _otherwise(model: LanguageModel) -> str | None:

@@ -118,8 +118,8 @@ class FlowDepth(Depth):
 
     @property
     def accepts(self) -> frozenset[Signal]:
-        own: set[Signal] = set() if self.control is None else {"control"}
-        return accepted_by_blocks(self) | own
+        signals: set[Signal] = set() if self.control is None else {"control"}
+        return accepted_by_blocks(self) | signals
 
     @property
     def n_evaluations(self) -> int:
@@ -172,7 +172,7 @@ class FlowDepth(Depth):
             rows.append(f"depth {depth:.2f}")
             values.append(slope[0].norm(dim=-1))
 
-        hook = self.register_forward_pre_hook(lambda _, x, given: (x, given | {"watch": watch}), with_kwargs=True)
+        hook = self.register_forward_pre_hook(lambda _, x, options: (x, options | {"watch": watch}), with_kwargs=True)
         try:
             compute()
         finally:
@@ -226,9 +226,9 @@ class FlowDepth(Depth):
         """As every depth; `watch` is shown every evaluation."""
         ctx = ctx or EMPTY
         inner = ctx.without("control")
-        given = FlowState((None,) * len(self.before), (), (None,) * len(self.after)) if state is None else state
+        past = FlowState((None,) * len(self.before), (), (None,) * len(self.after)) if state is None else state
         source, half = shortcut_source(self.shortcuts, x), len(self.before)
-        x, before = through(map(self.run, self.before), x, given.before, inner, self.shortcuts, source)
+        x, before = through(map(self.run, self.before), x, past.before, inner, self.shortcuts, source)
         # Arguments of the field: the control as (B, 1 or T, C), dt, and the shortcut (B, T, D).
         signals: dict[str, Tensor] = {}
         if ctx.control is not None and self.control is not None:
@@ -251,7 +251,7 @@ class FlowDepth(Depth):
         x = self.end(x)
         ctx.keep(x)
         rest = None if self.shortcuts is None else self.shortcuts[half + 1 :]
-        x, after = through(map(self.run, self.after), x, given.after, inner, rest, source)
+        x, after = through(map(self.run, self.after), x, past.after, inner, rest, source)
         return x, None if state is None else FlowState(before, tuple(field.after), after)
 
     def solve(self, field: FlowField, h: Tensor, args: tuple[Tensor, ...]) -> Tensor:
@@ -294,13 +294,13 @@ class FlowField:
         self.after: list[Any] = []
 
     def __call__(self, tau: float, h: Tensor, *args: Tensor) -> Tensor:
-        given = dict(zip(self.names, args, strict=True))
-        depth, ctx = self.depth, replace(self.ctx, dt=given.get("dt"))
+        signals = dict(zip(self.names, args, strict=True))
+        depth, ctx = self.depth, replace(self.ctx, dt=signals.get("dt"))
         at = h + depth.time(h.new_full((1,), tau))
-        if depth.control is not None and "control" in given:
-            at = at + depth.control(given["control"])
-        if "shortcut" in given:
-            at = at + given["shortcut"]
+        if depth.control is not None and "control" in signals:
+            at = at + depth.control(signals["control"])
+        if "shortcut" in signals:
+            at = at + signals["shortcut"]
         slope, state = depth.field(at, None if self.states is None else next(self.states), ctx, residual=False)
         if self.states is not None:  # a compiled step that is computed again may change nothing outside
             self.after.append(state)

@@ -104,11 +104,11 @@ def integrate(
     tableau, size = tableau_of(method), 1 / n_steps
     again = checkpointed and torch.is_grad_enabled() and not plain()
     for step in range(n_steps):
-        given: Any = field, tableau, step * size, size, h, *args
+        inputs: Any = field, tableau, step * size, size, h, *args
         if again:
-            h = h + checkpoint(increment, *given, use_reentrant=False, context_fn=same_operations)
+            h = h + checkpoint(increment, *inputs, use_reentrant=False, context_fn=same_operations)
         else:
-            h = h + increment(*given)
+            h = h + increment(*inputs)
     return h
 
 

@@ -43,7 +43,7 @@ class Carried(NamedTuple):
         }
 
     def by_position(self) -> list[dict[str, Any]]:
-        """Of each decade of positions: below 10, below 100, ..."""
+        """The bits in each decade of positions: below 10, below 100, ..."""
         edges = [0, *(10**power for power in range(1, len(str(int(self.position.max()))) + 1))]
         rows = [{"from": first, "below": stop, **self.bits(first, stop)} for first, stop in itertools.pairwise(edges)]
         return [row for row in rows if row["targets"]]

@@ -93,9 +93,9 @@ def _measure(mixer: Liquid, x: Tensor, ctx: Context) -> dict[str, Tensor]:
     }
 
 
-def write(model: LanguageModel, found: Diagnostics, folder: Path) -> list[Path]:
+def write(model: LanguageModel, diagnostics: Diagnostics, folder: Path) -> list[Path]:
     """TABLE, a line for each token and layer, and PICTURE, in `folder`."""
-    ids, layers, columns = found
+    ids, layers, columns = diagnostics
     texts = [str(i) if model.tokenizer is None else model.tokenizer.decode([i]) for i in ids]
     with (folder / TABLE).open("w", newline="", encoding="utf-8") as file:
         lines = csv.writer(file)

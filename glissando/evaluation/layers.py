@@ -14,8 +14,8 @@ def layer_numbers(model: Backbone, kind: type, count: int) -> list[int]:
     Elsewhere, where a block is applied more than once or as a flow, applications are counted.
     """
     places = [
-        int(found[1]) + 1
+        int(match[1]) + 1
         for name, module in model.named_modules()
-        if isinstance(module, kind) and (found := re.match(r"depth\.blocks\.(\d+)\.", name))
+        if isinstance(module, kind) and (match := re.match(r"depth\.blocks\.(\d+)\.", name))
     ]
     return places if len(places) == count else list(range(1, count + 1))

@@ -28,15 +28,15 @@ def looks(model: LanguageModel, ids: Tensor, control: Tensor | None = None) -> l
 
     if mixers:
         show(model, mixers, note, ids, control=control)
-    found = []
+    entries = []
     for (kind, _), layers in drawn.items():
         names = [f"layer {number}" for number in layer_numbers(model, kind, len(layers))]
-        found.append(_look(layers[0], names, [picture.values for picture in layers]))
+        entries.append(_look(layers[0], names, [picture.values for picture in layers]))
     along_depth = getattr(model.depth, "picture", None)
     if along_depth is not None:
         picture = along_depth(lambda: model(ids, control=control))
-        found.append(_look(picture, list(picture.rows), list(picture.values)))
-    return found
+        entries.append(_look(picture, list(picture.rows), list(picture.values)))
+    return entries
 
 
 def _look(picture: Picture, rows: list[str], values: list[Tensor]) -> Look:

@@ -56,9 +56,9 @@ class Score:
         """Take in one batch and its logits (B, T, V), whole or in parts of consecutive rows."""
         row = 0
         for part in [logits] if isinstance(logits, Tensor) else logits:
-            mine = batch.targets[row : row + len(part)].to(part.device)
-            self.nats += double(token_losses(part, mine)).sum(1).tolist()
-            self.correct += (part.argmax(-1) == mine).sum(1).tolist()
+            expected = batch.targets[row : row + len(part)].to(part.device)
+            self.nats += double(token_losses(part, expected)).sum(1).tolist()
+            self.correct += (part.argmax(-1) == expected).sum(1).tolist()
             row += len(part)
         targets = (batch.targets != IGNORED).sum(1).tolist()
         self.targets += targets
@@ -175,10 +175,10 @@ def _logits(model: LanguageModel, batch: Batch) -> Iterator[Tensor]:
         yield model(batch.ids[part], mask=mask, control=None if control is None else control[part])[0]
 
 
-def merged(mine: Score, world_size: int) -> Score:
+def merged(score: Score, world_size: int) -> Score:
     """What all processes have scored, on each of them."""
     whole = Score()
-    for part in all_gathered(mine, world_size):
+    for part in all_gathered(score, world_size):
         whole.merge(part)
     return whole
 

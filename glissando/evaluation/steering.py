@@ -199,9 +199,9 @@ class Sweep:
         rng, n = np.random.default_rng(0), self.labels.shape[1]
         labels, u = np.nan_to_num(self.labels), np.asarray(self.values)
         draws = [crossing_point(u, labels[:, rng.integers(0, n, n)].mean(1)) for _ in range(_RESAMPLES)]
-        found = [draw for draw in draws if not math.isnan(draw)]
-        sure = len(found) >= 0.95 * _RESAMPLES
-        low, high = np.quantile(found, [0.025, 0.975]).tolist() if sure else (math.nan, math.nan)
+        crossings = [draw for draw in draws if not math.isnan(draw)]
+        sure = len(crossings) >= 0.95 * _RESAMPLES
+        low, high = np.quantile(crossings, [0.025, 0.975]).tolist() if sure else (math.nan, math.nan)
         return crossing_point(u, self.means()), low, high
 
     def as_dict(self) -> dict[str, Any]:

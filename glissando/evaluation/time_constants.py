@@ -38,15 +38,15 @@ def every_time_constant(model: Backbone, inputs: Tensor, dt: Tensor | None = Non
 
     Raises ValueError for a model without a liquid mixer.
     """
-    mixers, found = liquid_mixers(model), list[Tensor]()
+    mixers, constants = liquid_mixers(model), list[Tensor]()
     if not mixers:
         raise ValueError("this model has no liquid mixer; it has no time constants")
 
     def note(mixer: Liquid, x: Tensor, ctx: Context) -> None:
-        found.append(mixer.time_constants(x, ctx))
+        constants.append(mixer.time_constants(x, ctx))
 
     show(model, mixers, note, inputs, dt=dt)
-    return found
+    return constants
 
 
 class PatternRow(NamedTuple):

@@ -114,20 +114,20 @@ def word_rows(tokenizer: Tokenizer, prompts: Sequence[str], words: Sequence[str]
     rows = []
     for prompt in map(str.rstrip, prompts):
         before = tokenizer.encode(prompt)
-        found = sorted((_tokens(tokenizer, prompt, before, word), number) for number, word in enumerate(words))
-        for (a, one), (b, other) in pairwise(found):
+        sorted_rows = sorted((_tokens(tokenizer, prompt, before, word), number) for number, word in enumerate(words))
+        for (a, one), (b, other) in pairwise(sorted_rows):
             if b[: len(a)] == a:
                 raise ConfigError(
                     f"the word sets overlap: what begins with {words[other]!r} begins with {words[one]!r} and would be "
                     "counted twice; leave one of the two out"
                 )
-        for ids, _ in sorted(found, key=lambda each: each[1]):
+        for ids, _ in sorted(sorted_rows, key=lambda each: each[1]):
             rows.append(Row([tokenizer.eos_id, *before, *ids[:-1]], [IGNORED] * len(before) + ids, 0.0))
     return rows
 
 
 def _tokens(tokenizer: Tokenizer, prompt: str, before: list[int], word: str) -> list[int]:
-    """Those of `word` behind one space behind `prompt`."""
+    """The tokens of `word` behind one space behind `prompt`."""
     whole = tokenizer.encode(f"{prompt} {word}")
     ids = whole[len(before) :]
     if whole[: len(before)] != before or not ids:

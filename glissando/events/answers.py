@@ -40,16 +40,16 @@ def observed(steps: Steps, encoding: EventEncoding) -> Observed:
 
 
 @torch.no_grad()
-def predicted(model: EventModel, held: Windows) -> Predicted:
+def predicted(model: EventModel, windows: Windows) -> Predicted:
     """What the model says of each scored step, in their order. Raises DataError where no event is scored."""
-    if not (held.steps.after.kind >= 0).any():
+    if not (windows.steps.after.kind >= 0).any():
         raise DataError(
             "there is nothing to score: no event of a kind that the model predicts comes after the start of "
             "prediction; give a log with such events"
         )
     model.eval()
-    index, found = [], list[tuple[Tensor, ...]]()
-    for batch in held.scoring():
+    index, parts = [], list[tuple[Tensor, ...]]()
+    for batch in windows.scoring():
         h, targets, _ = features(model, batch)
         params, scale = model.waits(h), model.time_scale.double()
         likely = model.log_likelihood(h, targets)
@@ -70,7 +70,7 @@ def predicted(model: EventModel, held: Windows) -> Predicted:
             kinds = torch.where((targets.tie == 1).unsqueeze(-1), ties, kinds)
             median = torch.where(none < -math.log(2), 0.0, median)
         zero = torch.zeros_like(passed)
-        found.append(
+        parts.append(
             (
                 likely.time, likely.kind, kinds, torch.where(waits, low - before, zero),
                 torch.where(waits, passed - before, zero), median,
@@ -78,7 +78,7 @@ def predicted(model: EventModel, held: Windows) -> Predicted:
         )  # fmt: skip
         index.append(batch.index)
     order = torch.cat(index).argsort()
-    return Predicted(*(torch.cat(part).double().cpu()[order].numpy() for part in zip(*found, strict=True)))
+    return Predicted(*(torch.cat(part).double().cpu()[order].numpy() for part in zip(*parts, strict=True)))
 
 
 def truth_of(table: Table, log: EventLog, steps: Steps) -> tuple[Truth | None, list[str]]:

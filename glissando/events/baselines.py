@@ -160,24 +160,24 @@ class Baseline:
         np.add.at(self.shares, (context[event], train.kind[event]), 1.0)
         self.shares /= self.shares.sum(1, keepdims=True)
 
-    def predict(self, held: Observed) -> Predicted:
+    def predict(self, observed: Observed) -> Predicted:
         """The likelihood of what is held out."""
-        low, high, of = self._span(held)
-        begun = np.maximum(high - held.resolution / of, low)
+        low, high, of = self._span(observed)
+        begun = np.maximum(high - observed.resolution / of, low)
         start, first, last = (self.hazard.integral(each) for each in (low, begun, high))
         waited, whole = first - start, last - start
         with np.errstate(divide="ignore"):
-            if held.resolution:
+            if observed.resolution:
                 arrival = -waited + np.log(-np.expm1(-(last - first)))
             else:
                 arrival = -whole + np.log(self.hazard.rate[self.hazard.bin(high)] / of)
-        time = np.where(held.arrives, arrival, np.where(held.wait > 0, -whole, 0.0))
-        time = time + np.where(held.tie == 1, np.log(self.tied), 0.0)
-        time = time + np.where(held.tie == 0, np.log1p(-self.tied), 0.0)
-        shares = np.log(self.shares[self._context(held)])
-        kind = np.where(held.is_event, shares[np.arange(len(held.kind)), held.kind.clip(0)], 0.0)
-        median = self.hazard.inverse(start + np.log(2)) - (low - held.within / of)
-        return Predicted(time, kind, shares, waited, whole, np.where(held.tie == 1, 0.0, median * of))
+        time = np.where(observed.arrives, arrival, np.where(observed.wait > 0, -whole, 0.0))
+        time = time + np.where(observed.tie == 1, np.log(self.tied), 0.0)
+        time = time + np.where(observed.tie == 0, np.log1p(-self.tied), 0.0)
+        shares = np.log(self.shares[self._context(observed)])
+        kind = np.where(observed.is_event, shares[np.arange(len(observed.kind)), observed.kind.clip(0)], 0.0)
+        median = self.hazard.inverse(start + np.log(2)) - (low - observed.within / of)
+        return Predicted(time, kind, shares, waited, whole, np.where(observed.tie == 1, 0.0, median * of))
 
     def _span(self, seen: Observed) -> tuple[Floats, Floats, float]:
         """Where the hazard is read: begin and end of each wait, and the unit of both."""

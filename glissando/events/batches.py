@@ -91,14 +91,14 @@ class After(NamedTuple):
 
 
 def scales(log: EventLog, after: After) -> Scales:
-    """Of the training log. Raises DataError for times that float32 cannot hold."""
-    found: list[Any] = []
+    """Reads the scales from the training log. Raises DataError for times that float32 cannot hold."""
+    channels: list[Any] = []
     for values in (log.marks, log.values, log.static):
         with np.errstate(invalid="ignore"):
             counts = (~np.isnan(values)).sum(0)
             mean = np.nansum(values, 0) / np.maximum(counts, 1)
             scale = np.sqrt(np.nansum((values - mean) ** 2, 0) / np.maximum(counts, 1))
-        found += [mean, np.where(scale > np.maximum(1e-6 * np.abs(mean), _SMALLEST), scale, 1.0)]
+        channels += [mean, np.where(scale > np.maximum(1e-6 * np.abs(mean), _SMALLEST), scale, 1.0)]
     gaps = log.gaps[log.gaps > 0]
     waits = after.wait[(after.kind >= 0) & (after.wait > 0)]
     waits = waits if len(waits) else np.ones(1)
@@ -110,8 +110,8 @@ def scales(log: EventLog, after: After) -> Scales:
         )
     for each in (gaps, waits):
         logs = np.log(each / step)
-        found += [float(logs.mean()), max(float(logs.std()), 1e-3)]
-    return Scales._make([*found[:6], step, *found[6:]])
+        channels += [float(logs.mean()), max(float(logs.std()), 1e-3)]
+    return Scales._make([*channels[:6], step, *channels[6:]])
 
 
 @dataclass(frozen=True)
@@ -131,7 +131,7 @@ class Steps:
     after: After
 
     @classmethod
-    def of(cls, log: EventLog, encoding: EventEncoding, found: Scales, after: After | None = None) -> Steps:
+    def of(cls, log: EventLog, encoding: EventEncoding, scales: Scales, after: After | None = None) -> Steps:
         first = np.zeros(len(log.times), bool)
         first[log.starts[:-1]] = True
         begins = torch.from_numpy(first)
@@ -141,8 +141,8 @@ class Steps:
         }  # fmt: skip
         inputs = {name: torch.from_numpy(part) for name, part in parts.items() if part.ndim == 1 or part.shape[1]}
         facts = {"static": log.static, "static_codes": log.static_codes}
-        scaled = torch.from_numpy((log.values - found.value_mean) / found.value_scale)
-        gaps = torch.from_numpy(log.gaps / found.time_scale)
+        scaled = torch.from_numpy((log.values - scales.value_mean) / scales.value_scale)
+        gaps = torch.from_numpy(log.gaps / scales.time_scale)
         known = history(scaled[None], ~scaled[None].isnan(), gaps[None], first=begins[None])
         return cls(
             torch.from_numpy(log.series), begins, inputs,
@@ -153,12 +153,12 @@ class Steps:
     def inputs_at(self, index: Ints, real: np.ndarray) -> dict[str, Any]:
         """What the model is called with at the steps (B, L), those that are `real`, each row of one series."""
         at = torch.from_numpy(index)
-        found: dict[str, Any] = {name: part[at] for name, part in self.inputs.items()}
-        found |= {name: part[self.series[at[:, 0]]] for name, part in self.facts.items()}
-        found["mask"] = None if bool(real.all()) else torch.from_numpy(real)
-        if "values" in found:
-            found["past"] = self.before(at[:, 0])
-        return found
+        inputs: dict[str, Any] = {name: part[at] for name, part in self.inputs.items()}
+        inputs |= {name: part[self.series[at[:, 0]]] for name, part in self.facts.items()}
+        inputs["mask"] = None if bool(real.all()) else torch.from_numpy(real)
+        if "values" in inputs:
+            inputs["past"] = self.before(at[:, 0])
+        return inputs
 
     def before(self, index: Tensor) -> Past:
         """What is known of the values before each of the steps."""
@@ -210,8 +210,8 @@ class Windows(BatchedWindows[Batch]):
 
     @classmethod
     def of(cls, steps: Steps, kinds: int, size: int, rows: int, seed: int, warm: int) -> Windows:
-        """Of all scored steps, each window with `warm` earlier ones, as far as its series has them; the first one of a
-        series with as many as `size`."""
+        """The windows over all scored steps, each with `warm` earlier ones, as far as its series has them; the first
+        window of a series has as many as `size`."""
         used = steps.after.is_scored
         begins = np.flatnonzero(steps.first.numpy())
         ends = np.r_[begins[1:], len(used)]

@@ -82,20 +82,20 @@ class EventForecaster(Estimator):
         """What may come after the end of each series' observation, a frame with a row a series, time and kind: see
         glissando.events.forecast.predict."""
         run = self._fitted()
-        found = predict(run, run.read(frame, facts, values), horizon, every, samples, quantiles, seed)
-        return typed(found, run.data.group, run.data.time, frame, facts)
+        table = predict(run, run.read(frame, facts, values), horizon, every, samples, quantiles, seed)
+        return typed(table, run.data.group, run.data.time, frame, facts)
 
     def sample(
         self, frame: Any, horizon: Any, samples: int = 100, seed: int = 0, facts: Any = None, values: Any = None
     ) -> Any:
         """Simulated futures, a frame with a row an event: see glissando.events.forecast.sample."""
         run = self._fitted()
-        found = sample(run, run.read(frame, facts, values), horizon, samples, seed)
-        return typed(found, run.data.group, run.data.time, frame, facts)
+        table = sample(run, run.read(frame, facts, values), horizon, samples, seed)
+        return typed(table, run.data.group, run.data.time, frame, facts)
 
     def score(self, frame: Any, y: None = None, facts: Any = None, values: Any = None) -> float:
         """The log-likelihood an event, in nats and in the unit of the times."""
         run = self._fitted()
-        held = run.windows(run.read(frame, facts, values))
-        found = predicted(run.model, held)
-        return float((found.time + found.kind).sum() / (held.steps.after.kind >= 0).sum())
+        windows = run.windows(run.read(frame, facts, values))
+        prediction = predicted(run.model, windows)
+        return float((prediction.time + prediction.kind).sum() / (windows.steps.after.kind >= 0).sum())

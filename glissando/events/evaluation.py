@@ -43,19 +43,19 @@ def evaluate(
     if file is None:
         require_texts(run.data, Run.open(path), fix="--file FILE")
         prepared = prepare(run.data, run.encoding)
-        held, log, lines, train = prepared.valid, prepared.valid_log, prepared.lines, prepared.train.steps
+        windows, log, lines, train = prepared.valid, prepared.valid_log, prepared.lines, prepared.train.steps
         source = run.data.valid_path or run.data.path
     else:
         log, source = run.read(file), file
-        held, lines = run.windows(log), [*log.report]
+        windows, lines = run.windows(log), [*log.report]
         try:
             require_texts(trained.data, Run.open(path))
             train = prepare(trained.data, trained.encoding).train.steps
         except (ConfigError, DataError, RunError) as error:
             lines.append(f"without predictors that need no network, as the training table cannot be read: {error}")
-    steps = held.steps
-    found = predicted(run.model, held)
-    if not np.isfinite(found.time.sum() + found.kind.sum()):
+    steps = windows.steps
+    prediction = predicted(run.model, windows)
+    if not np.isfinite(prediction.time.sum() + prediction.kind.sum()):
         raise NotFiniteError(
             f"the likelihoods of {path} are not all finite: its training diverged, or the file has times far beyond "
             "those trained on. Train again with a lower training.optimizer.learning_rate"
@@ -65,9 +65,9 @@ def evaluate(
     for line in (*lines, *notes):
         print(line, file=sys.stderr)
     fitted = None if train is None else observed(train, run.encoding)
-    result = score(came, found, fitted, log.clock.unit, truth)
+    result = score(came, prediction, fitted, log.clock.unit, truth)
     if pictures is not None:
         from glissando.events.pictures import draw  # matplotlib takes a second to import
 
-        draw(run.model, held, log, run.encoding, came, found, Path(pictures))
+        draw(run.model, windows, log, run.encoding, came, prediction, Path(pictures))
     return result

@@ -43,7 +43,7 @@ def table(name: str, count: int, seed: int = 0) -> str:
 
 def describe() -> dict[str, Any]:
     """What there is, and the truth's log-likelihood of a sample of each."""
-    found = {}
+    columns = {}
     for name, process in PROCESSES.items():
         series = list(drawn(process, _SHOWN, 0))
         events = sum(len(times) for times, *_ in series)
@@ -51,11 +51,11 @@ def describe() -> dict[str, Any]:
             sum(float(np.sum(part)) for part in parts) / events
             for parts in zip(*((truth.time, truth.kind, truth.end) for *_, truth in series), strict=True)
         )
-        found[name] = (
+        columns[name] = (
             f"{process.about}; about {events // _SHOWN} events a series; the truth has {time + kind + end:.3f} nats an "
             f"event ({time + end:.3f} of the time, {kind:.3f} of the kind)"
         )
-    return found
+    return columns
 
 
 def sample() -> list[str]:

@@ -81,8 +81,8 @@ def predict(
         parts["survival"][series] = closed.survival.unsqueeze(-1).numpy()
         size = max(1, _COUNTS // (len(times) * len(kinds) * max(samples, 1)))
         for chosen in torch.arange(len(series)).split(size) if samples else ():
-            found = futures(model, present.rows(chosen), float(times[-1]), samples, generator)
-            counts = _counts(found, series[chosen.numpy()], times, (len(chosen), *shape[1:], samples))
+            paths = futures(model, present.rows(chosen), float(times[-1]), samples, generator)
+            counts = _counts(paths, series[chosen.numpy()], times, (len(chosen), *shape[1:], samples))
             each = [counts.mean(-1), (counts > 0).mean(-1)]
             each += [np.quantile(counts, level, axis=-1, method="inverted_cdf") for level in quantiles]
             for name, part in zip(drawn, each, strict=True):
@@ -99,12 +99,12 @@ def predict(
     )  # fmt: skip
 
 
-def _counts(found: Futures, series: np.ndarray, times: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
+def _counts(paths: Futures, series: np.ndarray, times: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
     """How many events each future of these series has up to each time: (series, times, kinds, futures)."""
     counts = np.zeros(shape, np.int32)
     order = np.argsort(series)
-    row = order[np.searchsorted(series[order], found.series)]
-    np.add.at(counts, (row, np.searchsorted(times * (1 + 1e-12), found.time), found.kind, found.future), 1)
+    row = order[np.searchsorted(series[order], paths.series)]
+    np.add.at(counts, (row, np.searchsorted(times * (1 + 1e-12), paths.time), paths.kind, paths.future), 1)
     return np.cumsum(counts, 1)
 
 
@@ -130,15 +130,15 @@ def sample(run: EventRun, log: EventLog, horizon: Any, samples: int = 100, seed:
         futures(run.model, present, end, samples, generator)
         for present in presents(run.model, log, steps, 2 * run.data.window)
     ]
-    found = Futures(*(np.concatenate(part) for part in zip(*parts, strict=True)))
-    order = np.lexsort((found.kind, found.time, found.future, found.series))
-    found = Futures(*(part[order] for part in found))
-    when = log.until[found.series] + found.time
+    paths = Futures(*(np.concatenate(part) for part in zip(*parts, strict=True)))
+    order = np.lexsort((paths.kind, paths.time, paths.future, paths.series))
+    paths = Futures(*(part[order] for part in paths))
+    when = log.until[paths.series] + paths.time
     return answer_table(
         [
-            (run.data.group, None, np.array(log.names, object)[found.series]),
-            (None, "sample", found.future + 1),
-            (run.data.time, _TIME, log.clock.written(found.series.tolist(), when.tolist())),
-            (run.data.kind, _KIND, np.array(run.encoding.kinds, object)[found.kind]),
+            (run.data.group, None, np.array(log.names, object)[paths.series]),
+            (None, "sample", paths.future + 1),
+            (run.data.time, _TIME, log.clock.written(paths.series.tolist(), when.tolist())),
+            (run.data.kind, _KIND, np.array(run.encoding.kinds, object)[paths.kind]),
         ]
     )

@@ -162,27 +162,27 @@ def parts(log: EventLog, data: EventsData, resolution: float = 0.0) -> tuple[Eve
     if (data.split or ("series" if len(log.names) > 1 else "future")) == "future":
         seen = (1 - share) * (log.until - log.since)
         cut = log.since + (np.floor(seen / resolution) * resolution if resolution else seen)
-        held = log._replace(since=cut, scored=log.scored & (log.times > cut[log.series]))
+        valid = log._replace(since=cut, scored=log.scored & (log.times > cut[log.series]))
         train = log.cut(cut)
         line = (
-            f"held out: the last {100 * share:g} % of the time of each series, {int(held.scored.sum()):,} events in "
+            f"held out: the last {100 * share:g} % of the time of each series, {int(valid.scored.sum()):,} events in "
             "all (--data.split future)"
         )
     else:
         chosen, line = held_series(len(log.names), data)
-        train, held = log.choose(np.flatnonzero(~chosen)), log.choose(np.flatnonzero(chosen))
-    for name, each in (("to train on", train), ("held out", held)):
+        train, valid = log.choose(np.flatnonzero(~chosen)), log.choose(np.flatnonzero(chosen))
+    for name, each in (("to train on", train), ("held out", valid)):
         if not each.scored.any():
             raise ConfigError(
                 f"no event {name}: of {int(log.scored.sum()):,} in all, data.valid_fraction {share} by data.split "
                 f"{data.split or 'default'} leaves none there; give more events, or another data.valid_fraction"
             )
-    read = known_codes(held.codes[:, None], train.codes[:, None])[:, 0]
+    read = known_codes(valid.codes[:, None], train.codes[:, None])[:, 0]
     changed: dict[str, Any] = {
-        "codes": np.where(held.scored, held.codes, read),
-        "mark_codes": known_codes(held.mark_codes, train.mark_codes),
-        "static_codes": known_codes(held.static_codes, train.static_codes),
+        "codes": np.where(valid.scored, valid.codes, read),
+        "mark_codes": known_codes(valid.mark_codes, train.mark_codes),
+        "static_codes": known_codes(valid.static_codes, train.static_codes),
     }
-    if unseen := sum(int((codes != getattr(held, name)).sum()) for name, codes in changed.items()):
+    if unseen := sum(int((codes != getattr(valid, name)).sum()) for name, codes in changed.items()):
         line += f"; {counted(unseen, 'value')} of categories that are not trained on, read as unknown there"
-    return train, held._replace(**changed), line
+    return train, valid._replace(**changed), line

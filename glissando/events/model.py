@@ -213,7 +213,7 @@ class EventModel(TableModel):
         return self.head(h)
 
     def log_likelihood(self, h: Tensor, targets: Targets) -> Likelihood:
-        """Of what came after each of n steps, in the unit of the data.
+        """The likelihood of what came after each of n steps, in the unit of the data.
 
         Args:
             h: Features (n, D) of the steps.

@@ -46,20 +46,20 @@ class Track(NamedTuple):
 
 def draw(
     model: EventModel,
-    held: Windows,
+    windows: Windows,
     log: EventLog,
     encoding: EventEncoding,
     came: Observed,
-    found: Predicted,
+    prediction: Predicted,
     out: Path,
 ) -> list[Path]:
     """Both pictures in the directory `out`, which is made where it is not there."""
     out.mkdir(parents=True, exist_ok=True)
     longest = np.argsort(-np.bincount(came.series[came.is_event], minlength=len(log.names)), kind="stable")
-    some = [track(model, held, log, int(series)) for series in longest[:_SERIES] if (came.series == series).any()]
-    assert found.low is not None
-    assert found.high is not None
-    left = residuals(came, found.low, found.high)
+    some = [track(model, windows, log, int(series)) for series in longest[:_SERIES] if (came.series == series).any()]
+    assert prediction.low is not None
+    assert prediction.high is not None
+    left = residuals(came, prediction.low, prediction.high)
     return [
         draw_histories(some, encoding.kinds, out / HISTORY, log.clock.unit),
         draw_residuals(left, out / RESIDUALS),
@@ -67,14 +67,14 @@ def draw(
 
 
 @torch.no_grad()
-def track(model: EventModel, held: Windows, log: EventLog, series: int) -> Track:
+def track(model: EventModel, windows: Windows, log: EventLog, series: int) -> Track:
     """The last steps of a series as the model reads them."""
     model.eval()
-    steps = held.steps
+    steps = windows.steps
     index = scored_steps(steps)
     index = index[steps.series.numpy()[index] == series][-_STEPS:]
-    window = np.flatnonzero((held.scored <= index[-1]) & (index[-1] < held.end))
-    batch = held.batch(window)
+    window = np.flatnonzero((windows.scored <= index[-1]) & (index[-1] < windows.end))
+    batch = windows.batch(window)
     h, targets, _ = features(model, batch)
     kept = (batch.index >= int(index[0])) & (targets.wait.cpu() > 0)
     step, wait, after = batch.index[kept].numpy(), targets.wait[kept].double(), targets.within[kept].double()
@@ -126,13 +126,13 @@ def draw_histories(tracks: Sequence[Track], kinds: Sequence[str], out: Path, uni
     return out
 
 
-def draw_residuals(found: Residuals, out: Path) -> Path:
+def draw_residuals(residuals: Residuals, out: Path) -> Path:
     """Quantiles of the residuals, ascending, against those of the exponential distribution, with the band within which
     19 of 20 lie where the model is right."""
     from statistics import NormalDist
 
     figure, (axes,) = figure_and_axes()
-    values, count = found.values, len(found.values)
+    values, count = residuals.values, len(residuals.values)
     share = (np.arange(count) + 0.5) / count
     expected = -np.log1p(-share)
     z = NormalDist().inv_cdf(0.975)
@@ -144,7 +144,7 @@ def draw_residuals(found: Residuals, out: Path) -> Path:
     axes.plot(expected, values, ".", color="#0b6e99", markersize=3)
     axes.set_xlabel("quantile of the exponential distribution")
     axes.set_ylabel("quantile of the integrated hazards")
-    drawn = f"\n{found.drawn:,} cut by the end of observation, completed by a draw" if found.drawn else ""
+    drawn = f"\n{residuals.drawn:,} cut by the end of observation, completed by a draw" if residuals.drawn else ""
     figure.suptitle(f"hazards integrated over {counted(count, 'wait')}{drawn}", fontsize=10)
     ends = ((expected[-1], "a right model", "#222222"), (expected[-1] + spread[-1], "95 % of right ones", "#5f6b76"))
     label_ends(axes, [*ends, (values[-1], "this model", "#0b6e99")])

@@ -176,27 +176,27 @@ class _Reader(ColumnReader):
         if text not in self.homes:
             single = Table(f"--data.{option}", {text: Column(np.array([text], object))}, np.ones(1, np.int64), "row")
             try:
-                found = times(single, text, self._form)
+                moments = times(single, text, self._form)
             except DataError as error:
                 raise ConfigError(
                     f"data.{option} is {text!r}, which is neither a column of {self._where} nor a {self._form}: name a "
                     f"column, or give a time as those in {self.data.time!r}"
                 ) from error
             every = np.arange(len(self.names))
-            return Times(np.repeat(found.ticks, len(every)), found.per), every
+            return Times(np.repeat(moments.ticks, len(every)), moments.per), every
         home, (rows, series) = self.homes[text], self._rows_of(text)
         there = ~home.columns[text].missing[rows]
         rows, series = rows[there], series[there]
         if not len(rows):
             return none
         cells = {text: Column(home.columns[text].values[rows])}
-        found = times(Table(home.source, cells, home.places[rows], home.unit), text, self._form)
+        moments = times(Table(home.source, cells, home.places[rows], home.unit), text, self._form)
         begins = np.diff(series, prepend=-1) > 0
         before = np.flatnonzero(begins)[np.cumsum(begins) - 1]
-        for row in np.flatnonzero(found.ticks != found.ticks[before])[:1].tolist():
+        for row in np.flatnonzero(moments.ticks != moments.ticks[before])[:1].tolist():
             clash, fix = Clash(int(before[row]), row), "a series has one, correct the table"
             raise self._clash(clash, home, rows, text, f"data.{option}", fix, timed=False)
-        return Times(found.ticks[begins], found.per), series[begins]
+        return Times(moments.ticks[begins], moments.per), series[begins]
 
     def _own_rows(self) -> tuple[np.ndarray, np.ndarray]:
         rows = np.argsort(self.series, kind="stable")
@@ -347,8 +347,8 @@ class _Reader(ColumnReader):
         numeric, known = getattr(self.fixed, option), getattr(self.fixed, categories)
         require_read(where, homes, [*numeric, *known])
         numbers = self._numbers(numeric, size, place, home)
-        codes, found = self._categories(known, size, place, home)
-        known.update(found)
+        codes, names = self._categories(known, size, place, home)
+        known.update(names)
         return numbers, codes
 
     @property
@@ -412,8 +412,8 @@ class _Reader(ColumnReader):
             return 0.0
         known = end[until.known[np.unique(steps.series)]]
         apart = np.r_[steps.ticks[steps.row >= 0], known]
-        found = float(math.gcd(*np.unique(apart - apart[0]).tolist())) / line.per
-        return found if found >= _FINE * float(np.median(waits)) else 0.0
+        resolution = float(math.gcd(*np.unique(apart - apart[0]).tolist())) / line.per
+        return resolution if resolution >= _FINE * float(np.median(waits)) else 0.0
 
 
 def _common(parts: Sequence[Times]) -> tuple[list[np.ndarray], _Line, int]:

@@ -158,13 +158,13 @@ def futures(
         raise ConfigError(
             f"the horizon {horizon:g} is {gaps:,.0f} times the median gap between events: simulate up to {most:,}"
         )
-    found: list[Futures] = []
+    parts: list[Futures] = []
     rows = torch.arange(len(present.series)).repeat_interleave(n)
     number = torch.arange(n).repeat(len(present.series))
     for begin in range(0, len(rows), _ROWS):
         chosen = slice(begin, begin + _ROWS)
-        found.append(_drawn(model, present.rows(rows[chosen]), number[chosen], horizon, generator, most))
-    joined = Futures(*(np.concatenate(part) for part in zip(*found, strict=True)))
+        parts.append(_drawn(model, present.rows(rows[chosen]), number[chosen], horizon, generator, most))
+    joined = Futures(*(np.concatenate(part) for part in zip(*parts, strict=True)))
     order = np.lexsort((joined.kind, joined.time, joined.future, joined.series))
     return Futures(*(part[order] for part in joined))
 

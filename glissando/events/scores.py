@@ -108,7 +108,7 @@ class Score(NamedTuple):
 
 
 def score(
-    held: Observed, model: Predicted, train: Observed | None, unit: str, truth: Truth | None = None, seed: int = 0
+    observed: Observed, model: Predicted, train: Observed | None, unit: str, truth: Truth | None = None, seed: int = 0
 ) -> Score:
     """The figures of a model on what is held out.
 
@@ -122,44 +122,44 @@ def score(
     """
     predicted = {"model": model}
     if train is not None:
-        predicted |= {each.name: each.predict(held) for each in baselines(train)}
+        predicted |= {each.name: each.predict(observed) for each in baselines(train)}
     if truth is not None:
         predicted[TRUTH] = Predicted(*truth)
-    bootstrap = Bootstrap(held.series, held.is_event, _STRETCH)
+    bootstrap = Bootstrap(observed.series, observed.is_event, _STRETCH)
     figures: dict[str, dict[str, float]] = {}
-    ours = bootstrap.means(model.time + model.kind)
+    mean = bootstrap.means(model.time + model.kind)
     for who, each in predicted.items():
         row = {
-            "log_likelihood": float((each.time + each.kind).sum() / held.events),
-            "time": float(each.time.sum() / held.events), "kind": float(each.kind.sum() / held.events),
+            "log_likelihood": float((each.time + each.kind).sum() / observed.events),
+            "time": float(each.time.sum() / observed.events), "kind": float(each.kind.sum() / observed.events),
         }  # fmt: skip
-        row |= _of_forecasts(held, each, seed)
+        row |= _of_forecasts(observed, each, seed)
         resampled = bootstrap.means(each.time + each.kind)
         if who == "model":
             row |= bootstrap.interval("log_likelihood", resampled)
         else:
             row["model_minus"] = figures["model"]["log_likelihood"] - row["log_likelihood"]
-            row |= bootstrap.interval("model_minus", ours - resampled)
+            row |= bootstrap.interval("model_minus", mean - resampled)
         figures[who] = row
-    return Score(held.events, int(held.end.sum()), len(np.unique(held.series)), unit, figures)
+    return Score(observed.events, int(observed.end.sum()), len(np.unique(observed.series)), unit, figures)
 
 
-def _of_forecasts(held: Observed, each: Predicted, seed: int) -> dict[str, float]:
+def _of_forecasts(observed: Observed, each: Predicted, seed: int) -> dict[str, float]:
     """What is known of a predictor beside its likelihood."""
-    row, arrives, event = {}, held.arrives, held.is_event
+    row, arrives, event = {}, observed.arrives, observed.is_event
     if each.median is not None and arrives.any():
-        row["next_time"] = float(np.abs(each.median - held.wait)[arrives].mean())
-    if each.kinds is not None and held.kinds > 1:
+        row["next_time"] = float(np.abs(each.median - observed.wait)[arrives].mean())
+    if each.kinds is not None and observed.kinds > 1:
         kinds = each.kinds[event]
-        row["accuracy"] = float((kinds.argmax(1) == held.kind[event]).mean())
-        row["calibration"] = calibration(np.exp(kinds), held.kind[event])
+        row["accuracy"] = float((kinds.argmax(1) == observed.kind[event]).mean())
+        row["calibration"] = calibration(np.exp(kinds), observed.kind[event])
     if each.low is not None and each.high is not None:
-        found = residuals(held, each.low, each.high, seed)
-        row |= {"ks": found.distance, "ks_p": found.p}
+        rescaled = residuals(observed, each.low, each.high, seed)
+        row |= {"ks": rescaled.distance, "ks_p": rescaled.p}
     return row
 
 
-def residuals(held: Observed, low: Floats, high: Floats, seed: int = 0) -> Residuals:
+def residuals(observed: Observed, low: Floats, high: Floats, seed: int = 0) -> Residuals:
     """The hazard integrated from each event to the next.
 
     One of an interval is drawn within it, and one that observation ends goes on by an exponential draw: both leave them
@@ -172,10 +172,10 @@ def residuals(held: Observed, low: Floats, high: Floats, seed: int = 0) -> Resid
         seed: Of the draws.
     """
     rng = np.random.default_rng(seed)
-    arrives, waits = held.arrives, held.wait > 0
+    arrives, waits = observed.arrives, observed.wait > 0
     inside = low - np.log1p(-rng.random(len(low)) * -np.expm1(low - high))
-    piece = np.where(arrives & (held.resolution > 0), inside, high)
-    last = np.append(held.series[1:] != held.series[:-1], True)
+    piece = np.where(arrives & (observed.resolution > 0), inside, high)
+    last = np.append(observed.series[1:] != observed.series[:-1], True)
     number = np.append(0, (arrives | last)[:-1].cumsum())
     total = np.bincount(number, np.where(waits, piece, 0.0))
     ended = np.bincount(number, arrives) > 0

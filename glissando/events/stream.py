@@ -105,12 +105,12 @@ def _require_columns(
     marks = [*kind, *encoding.marks, *encoding.mark_categories]
     channels = [] if encoding.values is None else encoding.values.columns
     static = [*encoding.static, *encoding.static_categories]
-    for what, given, read in (
+    for what, names, read in (
         ("an event", {n for e in events for n in e}, marks),
         ("values", values, channels),
         ("facts", facts, static),
     ):
-        for name in given:
+        for name in names:
             if name not in read:
                 raise unknown_name(f"column of {what}", name, read)
     for event in events:

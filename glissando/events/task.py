@@ -67,17 +67,17 @@ def prepare(
         train, (valid, _) = log, read_events(data, data.valid_path, encoding)
         lines = [*log.report, *valid.report]
     after = After.of(train, encoding)
-    found = scales(train, after)
-    steps = Steps.of(train, encoding, found, after)
+    units = scales(train, after)
+    steps = Steps.of(train, encoding, units, after)
     cut = Windows.of(
         steps, len(encoding.kinds), data.window, data.batch_size, data.seed, warm=data.window // 4
     )  # fmt: skip
-    return Prepared(encoding, found, cut, windows_of(valid, data, encoding, found), train, valid, lines)
+    return Prepared(encoding, units, cut, windows_of(valid, data, encoding, units), train, valid, lines)
 
 
-def windows_of(log: EventLog, data: EventsData, encoding: EventEncoding, found: Scales) -> Windows:
+def windows_of(log: EventLog, data: EventsData, encoding: EventEncoding, units: Scales) -> Windows:
     """The windows of a log as it is scored: each knows a whole window of steps before it."""
-    steps = Steps.of(log, encoding, found)
+    steps = Steps.of(log, encoding, units)
     return Windows.of(steps, len(encoding.kinds), data.window, data.batch_size, data.seed, warm=data.window)
 
 
@@ -124,29 +124,29 @@ class EventsTask(TableTask):
 
     def loss(self, model: EventModel, batch: Batch, state: Any = None, logged: bool = False) -> Loss:
         h, targets, state = features(model, batch, self.config.training.compile, state)
-        found = model.log_likelihood(h, targets)
-        return Loss(-(found.time.sum() + found.kind.sum()), batch.weight, state=state)
+        likelihood = model.log_likelihood(h, targets)
+        return Loss(-(likelihood.time.sum() + likelihood.kind.sum()), batch.weight, state=state)
 
     @torch.no_grad()
     def _scored(self, model: EventModel, stride: int) -> dict[str, float]:
         time, kind, weight, events = 0.0, 0.0, 0, 0
         for batch in self.prepared.valid.scoring(stride):
-            found = call(model, batch)
-            time -= float(found.time.double().sum())
-            kind -= float(found.kind.double().sum())
+            likelihood = call(model, batch)
+            time -= float(likelihood.time.double().sum())
+            kind -= float(likelihood.kind.double().sum())
             weight += batch.weight
             events += int((batch.targets.kind >= 0).sum())
         loss = (time + kind) / max(weight, 1)
         return {"valid_loss": loss, "valid_time": time / max(weight, 1), "valid_kind": kind / max(events, 1)}
 
     def _about(self) -> str:
-        found = self.encoding
+        encoding = self.encoding
         also = {
-            "kinds that are read alone": found.inputs, "marks": found.marks or found.mark_categories,
-            "values": found.values, "static facts": found.static or found.static_categories,
+            "kinds that are read alone": encoding.inputs, "marks": encoding.marks or encoding.mark_categories,
+            "values": encoding.values, "static facts": encoding.static or encoding.static_categories,
         }  # fmt: skip
         beside = ", ".join(name for name, read in also.items() if read)
-        return f"{len(found.kinds)} kinds of events{', with ' * bool(beside)}{beside}"
+        return f"{len(encoding.kinds)} kinds of events{', with ' * bool(beside)}{beside}"
 
     def _measured(self, model: EventModel, run: Run) -> dict[str, Any]:
         return self.score(model, torch.device("cpu"))
@@ -155,7 +155,7 @@ class EventsTask(TableTask):
         return [f"held out: {-best['valid_loss']:.4f} nats of log-likelihood an event or end of observation"]
 
 
-def build(options: Mapping[str, Any], encoding: EventEncoding, found: Scales) -> EventModel:
+def build(options: Mapping[str, Any], encoding: EventEncoding, units: Scales) -> EventModel:
     """A new model of the table's sizes and scales."""
     sizes: dict[str, Any] = {
         "kinds": len(encoding.kinds), "codes": encoding.codes, "ties": encoding.ties,
@@ -165,7 +165,7 @@ def build(options: Mapping[str, Any], encoding: EventEncoding, found: Scales) ->
         "static_categories": [2 + len(names) for names in encoding.static_categories.values()],
     }  # fmt: skip
     model = EventModel.from_config(with_sizes(options, sizes))
-    model.set_scales(**found._asdict())
+    model.set_scales(**units._asdict())
     return model
 
 

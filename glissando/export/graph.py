@@ -107,11 +107,11 @@ def traced(
         blocks = [part for part in module.modules() if isinstance(part, Block)]
         depths = [part for part in module.modules() if isinstance(part, Depth)]
         parts = {type(part).__name__: part for part in (*(block.mixer for block in blocks), *depths)}
-        own = [name for name, part in parts.items() if not type(part).__module__.startswith("glissando.")]
+        foreign = [name for name, part in parts.items() if not type(part).__module__.startswith("glissando.")]
         fix = "This is a defect of the library"
-        if own:
+        if foreign:
             fix = (
-                f"{', '.join(own)} is not of this library: a loop over time steps, or a branch that depends on "
+                f"{', '.join(foreign)} is not of this library: a loop over time steps, or a branch that depends on "
                 "values, cannot be traced. Give it a method `export_form`"
             )
         raise Refused(f"the model cannot be traced: {type(error).__name__}: {reason}. {fix}") from error

@@ -103,16 +103,16 @@ def _write_graph(
     onnx.write(stepper, folder, status)
     status("checking the graph against the model")
     run = onnx.OnnxRuntime(folder, stepper.input_names)
-    found = check.compare(model, run, stepper.init_state, capacity, "ONNX Runtime").require_equal()
-    made = _manifest(model, stepper, kind, capacity) | {"name": name, "check": found.as_dict()}
+    outcome = check.compare(model, run, stepper.init_state, capacity, "ONNX Runtime").require_equal()
+    made = _manifest(model, stepper, kind, capacity) | {"name": name, "check": outcome.as_dict()}
     write_atomic(folder / MANIFEST, (json.dumps(made, indent=2) + "\n").encode())
     tokenizer.save(folder)
-    _write_text("readme.md.j2", folder / "README.md", found, made | {"version": web.VERSION})
+    _write_text("readme.md.j2", folder / "README.md", outcome, made | {"version": web.VERSION})
     if kind == "web":
         web.write_page(folder, package)
     else:
-        _write_text("example.py.j2", folder / "example.py", found, made)
-    return found
+        _write_text("example.py.j2", folder / "example.py", outcome, made)
+    return outcome
 
 
 def _write_run(model: LanguageModel, source: Run, kind: str, room: int | None, folder: Path) -> Check:
@@ -131,12 +131,12 @@ def _write_run(model: LanguageModel, source: Run, kind: str, room: int | None, f
             return [*loaded(ids, state, control=control)]
 
     by = f"glissando in {'int8' if kind == 'safetensors-int8' else 'bfloat16'}"
-    found = check.compare(model, step, lambda rows: [loaded.init_state(rows)], room, by)
+    outcome = check.compare(model, step, lambda rows: [loaded.init_state(rows)], room, by)
     chosen = matrices(model)
     total = sum(value.numel() for name, value in model.state_dict().items() if name in chosen)
     sizes = {"matrices": len(chosen), "total": total, "file": MODEL, "size": (folder / MODEL).stat().st_size}
-    _write_text("readme.md.j2", folder / "README.md", found, _facts(model, kind) | sizes)
-    return found
+    _write_text("readme.md.j2", folder / "README.md", outcome, _facts(model, kind) | sizes)
+    return outcome
 
 
 def _facts(model: LanguageModel, kind: str) -> dict[str, Any]:
@@ -172,9 +172,9 @@ def _manifest(model: LanguageModel, stepper: Stepper, kind: str, capacity: int |
     }
 
 
-def _write_text(template: str, path: Path, found: Check, values: dict[str, Any]) -> None:
+def _write_text(template: str, path: Path, outcome: Check, values: dict[str, Any]) -> None:
     environment = Environment(undefined=StrictUndefined, trim_blocks=True, keep_trailing_newline=True)
     environment.filters["thousands"] = "{:,}".format
     text = (resources.files(__package__) / "texts" / template).read_text("utf-8")
-    rendered = environment.from_string(text).render(values, title=KINDS[values["kind"]], lines=found.lines())
+    rendered = environment.from_string(text).render(values, title=KINDS[values["kind"]], lines=outcome.lines())
     write_atomic(path, rendered.encode())

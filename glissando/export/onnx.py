@@ -84,7 +84,7 @@ def translated(program: torch.export.ExportedProgram, inputs: Shapes, outputs: S
 
 
 def _shapes(stepper: Stepper) -> tuple[Shapes, Shapes]:
-    """Those of inputs and outputs: free axes are called `batch` and `time`, everything else has its size."""
+    """The shapes of inputs and outputs: free axes are called `batch` and `time`, everything else has its size."""
     stepped = stepper.leaves
     control: Shapes = {"control": [BATCH, len(stepper.dials)]} if stepper.dials else {}
     inputs: Shapes = {"ids": [BATCH, TIME], **control, **{leaf.input: [BATCH, *leaf.shape] for leaf in stepped}}

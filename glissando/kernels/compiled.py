@@ -126,8 +126,8 @@ def _sources(function: Callable[..., Any]) -> str:
     """A digest of the function's file and of those with kernels beside it, in glissando/kernels and in the mixers'
     folders."""
     file = Path(function.__code__.co_filename)
-    own = file.read_bytes() if file.is_file() else b""  # there are no files in an archive
-    return sha256(own + _kernels_of(file.parent)).hexdigest()
+    source = file.read_bytes() if file.is_file() else b""  # there are no files in an archive
+    return sha256(source + _kernels_of(file.parent)).hexdigest()
 
 
 @cache
@@ -216,8 +216,8 @@ def same_reals(*tensors: Tensor) -> bool:
 def require_types(operation: str, **tensors: Tensor) -> None:
     """Raise ValueError unless all are float32, or all float64: what is kept over thousands of steps needs as much."""
     if not same_reals(*tensors.values()):
-        given = ", ".join(f"{name} {tensor.dtype}" for name, tensor in tensors.items())
-        raise ValueError(f"{operation}: tensors must be all float32 or all float64, got {given}; use .float()")
+        dtypes = ", ".join(f"{name} {tensor.dtype}" for name, tensor in tensors.items())
+        raise ValueError(f"{operation}: tensors must be all float32 or all float64, got {dtypes}; use .float()")
 
 
 def as_rows(tensor: Tensor, leading: int) -> Any:

@@ -89,6 +89,6 @@ class _Kernel(torch.autograd.Function):
         x, scale, weight = ctx.saved_tensors
         rows, grad_x = _rows(x), torch.empty_like(x, memory_format=torch.contiguous_format)
         sums = torch.zeros(len(rows), weight.numel(), dtype=torch.float64)
-        given = as_rows(rows, 2), as_rows(weight, 0), scale.numpy(), as_rows(_rows(grad), 2)
-        over_rows(backward, rows, *given, _rows(grad_x).numpy(), sums.numpy())
+        arrays = as_rows(rows, 2), as_rows(weight, 0), scale.numpy(), as_rows(_rows(grad), 2)
+        over_rows(backward, rows, *arrays, _rows(grad_x).numpy(), sums.numpy())
         return grad_x, sums.sum(0).to(weight.dtype), None

@@ -48,8 +48,8 @@ def scan(a: Tensor, x: Tensor, h0: Tensor | None = None, backend: Backend = "aut
     if exporting():
         return _loop(_check(a, x, h0), x, h0)
     a = _check(a, x, h0)
-    given = torch.promote_types(a.dtype, x.dtype)
-    exact = torch.promote_types(given if h0 is None else torch.promote_types(given, h0.dtype), torch.float32)
+    dtype = torch.promote_types(a.dtype, x.dtype)
+    exact = torch.promote_types(dtype if h0 is None else torch.promote_types(dtype, h0.dtype), torch.float32)
     a, x = a.to(exact), x.to(exact)
     h0 = x.new_zeros(x.shape[0], *x.shape[2:]) if h0 is None else h0.to(exact)
     backend = resolved(backend)
@@ -68,8 +68,8 @@ def scan(a: Tensor, x: Tensor, h0: Tensor | None = None, backend: Backend = "aut
     else:
         h = _kernels(chosen, x).forward(a, x, h0)
         last = h[:, -1].clone()  # a view would keep all of h alive in a stream's state
-    is_half = given in (torch.float16, torch.bfloat16) and not h.is_complex()
-    return h.to(given) if is_half else h, last
+    is_half = dtype in (torch.float16, torch.bfloat16) and not h.is_complex()
+    return h.to(dtype) if is_half else h, last
 
 
 def scan_pairs(a: Tensor, x: Tensor, h0: Tensor | None = None) -> tuple[Tensor, Tensor]:

@@ -68,8 +68,8 @@ class _ShortConv(torch.autograd.Function):
         joined, weight = ctx.saved_tensors
         grad_joined = torch.empty_like(joined, memory_format=torch.contiguous_format)
         sums = torch.zeros(len(joined), weight.shape[1], joined.shape[2], dtype=torch.float64)
-        given = as_rows(joined, 2), as_rows(weight.t().clone(), 1), as_rows(grad, 2)
-        over_rows(backward, joined, *given, grad_joined.numpy(), sums.numpy())
+        arrays = as_rows(joined, 2), as_rows(weight.t().clone(), 1), as_rows(grad, 2)
+        over_rows(backward, joined, *arrays, grad_joined.numpy(), sums.numpy())
         return grad_joined, sums.sum(0).t().to(weight.dtype)
 
 

@@ -31,8 +31,8 @@ def language_models() -> list[str]:
 
 def packaged_name(path: str | Path) -> str | None:
     """The name of the packaged model that `path` stands for, or None where it stands for another run."""
-    found = resolve(path)
-    return found.name if found.parent == ROOT else None
+    folder = resolve(path)
+    return folder.name if folder.parent == ROOT else None
 
 
 def resolve(path: str | Path) -> Path:
@@ -61,20 +61,20 @@ def require_text(path: str | Path, data: Mapping[str, Any]) -> None:
     """Raises DataError where `path` stands for a packaged model whose text, which `data` names, is not here."""
     name = packaged_name(path)
     missing = [data[option] for option in _TEXTS if data.get(option) and not Path(data[option]).expanduser().exists()]
-    own = _text_of(name) if name else {}
-    if missing and missing[0] in own.values():
+    text = _text_of(name) if name else {}
+    if missing and missing[0] in text.values():
         raise DataError(
-            f"{name} was trained on {own['path']}, which is not part of the package. Give your own text: `glissando "
+            f"{name} was trained on {text['path']}, which is not part of the package. Give your own text: `glissando "
             f"evaluate {name} --file FILE`, or `glissando train --from {name} --data.path FILE`"
         )
 
 
-def without_held_out(path: str | Path, data: Mapping[str, Any], given: Collection[str]) -> dict[str, Any]:
-    """`data`, the options of the packaged model's text, without its `valid_path` where another text is `given` (names
+def without_held_out(path: str | Path, data: Mapping[str, Any], named: Collection[str]) -> dict[str, Any]:
+    """`data`, the options of the packaged model's text, without its `valid_path` where another text is `named` (names
     of options) and that file is not here; those of any other run as they are."""
     kept = dict(data)
     held_out = kept.get("valid_path")
-    if packaged_name(path) and held_out and "data.path" in given and not Path(held_out).exists():
+    if packaged_name(path) and held_out and "data.path" in named and not Path(held_out).exists():
         kept["valid_path"] = None
     return kept
 

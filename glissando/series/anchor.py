@@ -73,10 +73,11 @@ class Anchor(nn.Module):
             horizon: (B, T), in units of the time scale.
             facts: Of the rows.
         """
-        own, shared = _own(known, horizon, self.targets), _shared(known, horizon, facts)
-        split = own.shape[-1]
+        channel_inputs, shared = _own(known, horizon, self.targets), _shared(known, horizon, facts)
+        split = channel_inputs.shape[-1]
         before, after = (
-            (own * weight[:, :split]).sum(-1) + shared @ weight[:, split:].T for weight in self.weight.to(horizon.dtype)
+            (channel_inputs * weight[:, :split]).sum(-1) + shared @ weight[:, split:].T
+            for weight in self.weight.to(horizon.dtype)
         )
         return known.value[..., self.targets] + torch.where(known.ever[..., self.targets], after, before)
 
@@ -96,7 +97,7 @@ class Anchor(nn.Module):
         most = min(_NUMBERS / features, _PRODUCTS / features**2 / outputs)
         every = max(1, round(len(shared) / most))
         for output, channel in enumerate(self.targets):
-            own = double(_own(known, horizon, [channel])).flatten(0, 2)
+            channel_inputs = double(_own(known, horizon, [channel])).flatten(0, 2)
             ever = known.ever[..., channel].reshape(-1)
             change = double(target[..., output] - known.value[..., channel]).reshape(-1)
             use = scored[..., output].reshape(-1)
@@ -105,7 +106,7 @@ class Anchor(nn.Module):
                 if len(chosen) < _FEWEST:
                     self.weight[regime, output] = 0
                     continue
-                row = torch.cat([own[chosen], shared[chosen]], 1)
+                row = torch.cat([channel_inputs[chosen], shared[chosen]], 1)
                 weighted = row.T * _weights(horizon.reshape(-1)[chosen], change[chosen])
                 gram = weighted @ row + _RIDGE * torch.eye(features, dtype=row.dtype)
                 self.weight[regime, output] = torch.linalg.solve(gram, weighted @ change[chosen]).to(self.weight)
@@ -141,8 +142,8 @@ def _own(known: Past, horizon: Tensor, targets: list[int]) -> Tensor:
 def _shared(known: Past, horizon: Tensor, facts: Facts) -> Tensor:
     """(B, T, features): what is known to every target."""
     ever, static = known.ever.to(horizon.dtype), facts.static.expand(-1, horizon.shape[1], -1)
-    found = torch.cat([known.value, ever, static, *([] if facts.ahead is None else [facts.ahead])], -1)
-    return _by_horizon(found, horizon.unsqueeze(-1))
+    inputs = torch.cat([known.value, ever, static, *([] if facts.ahead is None else [facts.ahead])], -1)
+    return _by_horizon(inputs, horizon.unsqueeze(-1))
 
 
 def _by_horizon(features: Tensor, horizon: Tensor) -> Tensor:

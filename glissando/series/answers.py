@@ -91,9 +91,9 @@ class Scored(NamedTuple):
         return self.score.table()
 
 
-def classified(model: SeriesModel, held: Windows, encoding: Encoding, stride: int = 1) -> Scored:
+def classified(model: SeriesModel, windows: Windows, encoding: Encoding, stride: int = 1) -> Scored:
     """How good the classes of a model in evaluation mode are on held-out windows, or on one of `stride`."""
-    scores, labels, series, _ = logits(model, held, stride)
+    scores, labels, series, _ = logits(model, windows, stride)
     shares = torch.bincount(labels, minlength=len(encoding.classes)).double().numpy() / len(labels)
     loss = F.cross_entropy(scores, labels)
     if not bool(loss.isfinite()):
@@ -105,17 +105,17 @@ def classified(model: SeriesModel, held: Windows, encoding: Encoding, stride: in
 
 
 @torch.no_grad()
-def logits(model: SeriesModel, held: Windows, stride: int = 1) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def logits(model: SeriesModel, windows: Windows, stride: int = 1) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Logits (N, C), the class, the series and the panel's step of each label; of whole series, their first step."""
-    found: list[tuple[Tensor, ...]] = []
-    for batch in held.scoring(stride):
+    parts: list[tuple[Tensor, ...]] = []
+    for batch in windows.scoring(stride):
         assert batch.labels is not None
-        y, series = call(model, batch).cpu().double(), held.steps.series[batch.index]
-        row, known = held.steps.row[batch.index], batch.labels >= 0
+        y, series = call(model, batch).cpu().double(), windows.steps.series[batch.index]
+        row, known = windows.steps.row[batch.index], batch.labels >= 0
         if batch.labels.ndim == 1:
             series, row = series[:, 0], row[:, 0]
-        found.append((y[known], batch.labels[known], series[known], row[known]))
-    scores, labels, series, rows = (torch.cat(part) for part in zip(*found, strict=True))
+        parts.append((y[known], batch.labels[known], series[known], row[known]))
+    scores, labels, series, rows = (torch.cat(part) for part in zip(*parts, strict=True))
     _require_scored(len(labels), "every label is missing")
     return scores, labels, series, rows
 
@@ -125,28 +125,28 @@ def _require_scored(count: int, why: str) -> None:
         raise DataError(f"there is nothing to score: {why}, in all that is held out or in the file")
 
 
-def measured(model: SeriesModel, found: Answers, encoding: Encoding, naive: np.ndarray | None = None) -> Scored:
+def measured(model: SeriesModel, answers: Answers, encoding: Encoding, naive: np.ndarray | None = None) -> Scored:
     """The score of answers, of series in their own units in these; naive: see score_forecasts."""
-    own = found.in_own_units(model.distribution)
-    loss = model.distribution.each_loss(own.params, torch.from_numpy(own.target)).mean()
+    in_units = answers.in_own_units(model.distribution)
+    loss = model.distribution.each_loss(in_units.params, torch.from_numpy(in_units.target)).mean()
     if not bool(loss.isfinite()):
         return Scored(float(loss), Score(0, 0, {}, {}))
     is_own = model.config.scale == "series"
-    score = score_forecasts(own if is_own else found, model.distribution, encoding.target, naive)
+    score = score_forecasts(in_units if is_own else answers, model.distribution, encoding.target, naive)
     return Scored(float(loss), score._replace(own=is_own))
 
 
 @torch.no_grad()
-def answers(model: SeriesModel, held: Windows, stride: int = 1) -> tuple[Answers, Ints]:
+def answers(model: SeriesModel, windows: Windows, stride: int = 1) -> tuple[Answers, Ints]:
     """Every scored answer of the windows, beside what needs no training and the anchor; and the panel's step (N,) that
     each is about."""
-    steps, found = held.steps, list[tuple[Tensor, Tensor]]()
-    for batch in held.scoring(stride):
+    steps, parts = windows.steps, list[tuple[Tensor, Tensor]]()
+    for batch in windows.scoring(stride):
         y = call(model, batch).cpu()
         params = y.unsqueeze(-1) if model.config.head == "point" else y
-        found.append((batch.index[batch.mask], (params if held.targets is None else params[:, :, 0])[batch.mask]))
-    at, params = (torch.cat(part) for part in zip(*found, strict=True))
-    if held.targets is not None:
+        parts.append((batch.index[batch.mask], (params if windows.targets is None else params[:, :, 0])[batch.mask]))
+    at, params = (torch.cat(part) for part in zip(*parts, strict=True))
+    if windows.targets is not None:
         real = steps.row[at] >= 0
         return answers_of(model, steps, at[real], at[real] + 1, params[real])
     assert steps.target is not None
@@ -157,8 +157,8 @@ def answers(model: SeriesModel, held: Windows, stride: int = 1) -> tuple[Answers
 
 @torch.no_grad()
 def answers_of(model: SeriesModel, steps: Steps, at: Tensor, about: Tensor, params: Tensor) -> tuple[Answers, Ints]:
-    """Those of G questions whose values were observed, with the forecasts that need no network; and the panel's step
-    (N,) that each is about.
+    """The answers to those of G questions whose values were observed, with the forecasts that need no network; and the
+    panel's step (N,) that each is about.
 
     Args:
         model: In evaluation mode.
@@ -198,7 +198,7 @@ def _joined(
 
 def _anchored(model: SeriesModel, steps: Steps, known: Past, at: Tensor, about: Tensor, horizon: Tensor) -> Tensor:
     """(G, O) the anchor's forecasts, float64."""
-    like, found = model.output_scale, list[Tensor]()
+    like, parts = model.output_scale, list[Tensor]()
     for chosen in torch.arange(len(at)).split(_AT_ONCE):
         series = steps.series[at[chosen]]
         y = model.anchored(
@@ -208,11 +208,11 @@ def _anchored(model: SeriesModel, steps: Steps, known: Past, at: Tensor, about: 
             steps.static_codes[series].to(like.device) if steps.static_codes.shape[1] else None,
             steps.future[about[chosen]].unsqueeze(1).to(like) if steps.future.shape[1] else None,
         )
-        found.append(y[:, 0].double().cpu())
-    return torch.cat(found)
+        parts.append(y[:, 0].double().cpu())
+    return torch.cat(parts)
 
 
-def with_season(found: Answers, panel: Panel, channels: Sequence[int], time: Floats) -> Answers:
+def with_season(answers: Answers, panel: Panel, channels: Sequence[int], time: Floats) -> Answers:
     """With the value one period before, where a period shows in a channel.
 
     Args:
@@ -232,16 +232,16 @@ def with_season(found: Answers, panel: Panel, channels: Sequence[int], time: Flo
         period = period_of([panel.times[one] for one in longest], [values[one] for one in longest], step)
         if period is None:
             continue
-        chosen = np.flatnonzero(found.channel == output)
-        chosen = chosen[np.argsort(found.series[chosen], kind="stable")]
-        for rows in np.split(chosen, np.flatnonzero(np.diff(found.series[chosen])) + 1):
+        chosen = np.flatnonzero(answers.channel == output)
+        chosen = chosen[np.argsort(answers.series[chosen], kind="stable")]
+        for rows in np.split(chosen, np.flatnonzero(np.diff(answers.series[chosen])) + 1):
             if len(rows):
-                one = spans[found.series[rows[0]]]
-                asked = time[rows] - found.horizon[rows]
+                one = spans[answers.series[rows[0]]]
+                asked = time[rows] - answers.horizon[rows]
                 season[rows] = seasonal_values(panel.times[one], values[one], asked, time[rows], period, step)
     if np.isnan(season).all():
-        return found
-    return found._replace(baselines={**found.baselines, SEASON: season})
+        return answers
+    return answers._replace(baselines={**answers.baselines, SEASON: season})
 
 
 def _usual_gap(times: Sequence[Floats]) -> float | None:
@@ -252,16 +252,18 @@ def _usual_gap(times: Sequence[Floats]) -> float | None:
 # ---------------------------------------------------------------------- how good it is
 
 
-def answered(model: SeriesModel, held: Windows, panel: Panel) -> tuple[Answers, Ints]:
+def answered(model: SeriesModel, windows: Windows, panel: Panel) -> tuple[Answers, Ints]:
     """Every scored answer about numbers, of a forecast each step's about the next, and the panel's step (N,) that each
     is about."""
-    found, rows = answers(model, held)
-    return found if held.targets is None else with_season(found, panel, held.targets, panel.times[rows]), rows
+    forecast, rows = answers(model, windows)
+    return forecast if windows.targets is None else with_season(
+        forecast, panel, windows.targets, panel.times[rows]
+    ), rows
 
 
 def measure(
-    model: SeriesModel, held: Windows, panel: Panel, encoding: Encoding, trained: Steps | None = None,
-    pictures: Path | None = None, found: tuple[Answers, Ints] | None = None,
+    model: SeriesModel, windows: Windows, panel: Panel, encoding: Encoding, trained: Steps | None = None,
+    pictures: Path | None = None, forecast: tuple[Answers, Ints] | None = None,
 ) -> Scored:  # fmt: skip
     """Score the model by channel, and draw its pictures.
 
@@ -275,11 +277,11 @@ def measure(
         found: What is scored, as `answered` returns it; None: that.
     """
     if encoding.classes:
-        return classified(model.eval(), held, encoding)
-    made, rows = answered(model.eval(), held, panel) if found is None else found
-    values = panel.target if held.targets is None else panel.values[:, held.targets]
-    naive = None if trained is None or held.targets is None else naive_errors(
-        trained, held.targets, model.config.scale == "series"
+        return classified(model.eval(), windows, encoding)
+    made, rows = answered(model.eval(), windows, panel) if forecast is None else forecast
+    values = panel.target if windows.targets is None else panel.values[:, windows.targets]
+    naive = None if trained is None or windows.targets is None else naive_errors(
+        trained, windows.targets, model.config.scale == "series"
     )  # fmt: skip
     result = measured(model, made, encoding, naive)
     if pictures is not None and np.isfinite(result.loss) and values is not None:
@@ -289,13 +291,13 @@ def measure(
     return result
 
 
-def naive_errors(steps: Steps, targets: list[int], own: bool) -> Floats:
+def naive_errors(steps: Steps, targets: list[int], by_series: bool) -> Floats:
     """(O,) the mean absolute error of the last value as a forecast of the next one, in the units of the data, or of the
     series' own; 0 where a channel has no two values in a series."""
     made = np.zeros(len(targets))
     for output, channel in enumerate(targets):
         seen = np.flatnonzero(~np.isnan(steps.values[:, channel].numpy()))
         series, values = steps.series.numpy()[seen], steps.values[:, channel].numpy()[seen]
-        same, scale = np.diff(series) == 0, steps.scale[:, channel].numpy()[seen[:-1]] if own else 1.0
+        same, scale = np.diff(series) == 0, steps.scale[:, channel].numpy()[seen[:-1]] if by_series else 1.0
         made[output] = (np.abs(np.diff(values)) / scale)[same].mean() if same.any() else 0.0
     return made

@@ -91,16 +91,16 @@ def ask(
         ahead: (M, J, U) known-future columns at the times that are asked about.
         window: Number of steps that are read before a question.
     """
-    found: Tensor | None = None
+    answer: Tensor | None = None
     for chosen in track(list(_batches(steps, at, window)), "forecasting", unit="batches"):
         rows = torch.from_numpy(chosen)
         state, inputs = read(model, steps, at[chosen], window)
         y, _ = _answer(model, state, inputs, horizon[rows], None if ahead is None else ahead[rows])
-        if found is None:
-            found = torch.empty(len(at), *y.shape[1:], dtype=torch.float64)
-        found[rows] = y.double().cpu()
-    assert found is not None, "nothing was asked"
-    return found
+        if answer is None:
+            answer = torch.empty(len(at), *y.shape[1:], dtype=torch.float64)
+        answer[rows] = y.double().cpu()
+    assert answer is not None, "nothing was asked"
+    return answer
 
 
 @torch.no_grad()
@@ -204,5 +204,5 @@ def rolling_answers(
     params = ask(model, steps, at, times, ahead, window)
     origin = np.broadcast_to(at[:, None], about.shape)[real]
     chosen = torch.from_numpy(real)
-    found, rows = answers_of(model, steps, torch.from_numpy(origin), torch.from_numpy(about[real]), params[chosen])
-    return with_season(found, panel, model.config.targets, panel.times[rows]), rows
+    forecast, rows = answers_of(model, steps, torch.from_numpy(origin), torch.from_numpy(about[real]), params[chosen])
+    return with_season(forecast, panel, model.config.targets, panel.times[rows]), rows

@@ -19,7 +19,7 @@ from torch import Tensor
 from glissando.data.order import random_words
 from glissando.data.windows import BatchedWindows
 from glissando.errors import DataError
-from glissando.series.history import Past, history, own
+from glissando.series.history import Past, by_own_past, history
 from glissando.series.panel import Encoding, Panel
 
 Ints = NDArray[np.int64]
@@ -35,7 +35,7 @@ _SMALLEST = 1e-30
 class Scales(NamedTuple):
     """Means and deviations of what is trained on, as SeriesModel.set_scales takes them.
 
-    law  (4, K) of series in their own units, see `glissando.series.history.own`; else None
+    law  (4, K) of series in their own units, see `glissando.series.history.by_own_past`; else None
     """
 
     input_mean: Floats
@@ -57,7 +57,7 @@ def scales(panel: Panel, encoding: Encoding, by_series: bool = False) -> Scales:
 
     Raises DataError for a column whose variation float32 does not resolve.
     """
-    found: list[Any] = []
+    channels: list[Any] = []
     outputs = np.zeros((1, len(encoding.classes) or len(encoding.target))) if panel.target is None else panel.target
     for values, names in (
         (panel.values, encoding.columns), (outputs, encoding.classes or encoding.target),
@@ -66,7 +66,7 @@ def scales(panel: Panel, encoding: Encoding, by_series: bool = False) -> Scales:
         pairs = [
             _scale(column, f"{panel.source}, column {name!r}") for column, name in zip(values.T, names, strict=True)
         ]
-        found += [np.array([mean for mean, _ in pairs]), np.array([scale for _, scale in pairs])]
+        channels += [np.array([mean for mean, _ in pairs]), np.array([scale for _, scale in pairs])]
     gaps = panel.gaps
     step = float(np.median(gaps[gaps > 0])) if (gaps > 0).any() else 1.0
     if step < _SMALLEST:
@@ -75,8 +75,8 @@ def scales(panel: Panel, encoding: Encoding, by_series: bool = False) -> Scales:
         )
     law = None
     if by_series:
-        law, found[0] = _law(panel, found[0], found[1]), np.zeros_like(found[0])
-    return Scales._make([*found, step, law])
+        law, channels[0] = _law(panel, channels[0], channels[1]), np.zeros_like(channels[0])
+    return Scales._make([*channels, step, law])
 
 
 def _law(panel: Panel, mean: Floats, scale: Floats) -> Floats:
@@ -115,15 +115,15 @@ def _scale(values: Floats, column: str) -> tuple[float, float]:
 _FAR = 1e15
 
 
-def require_near(panel: Panel, encoding: Encoding, found: Scales) -> None:
+def require_near(panel: Panel, encoding: Encoding, units: Scales) -> None:
     """Raises DataError for the first value or gap that is too far from the scales of training for float32."""
     parts: list[tuple[Floats, Any, Any, list[str], str]] = [
-        (panel.values, found.input_mean, found.input_scale, encoding.columns, "deviations from the mean"),
-        (panel.gaps[:, None], np.zeros(1), np.full(1, found.time_scale), ["gap"], "times the median step"),
-        (panel.future, found.future_mean, found.future_scale, encoding.future, "deviations from the mean"),
+        (panel.values, units.input_mean, units.input_scale, encoding.columns, "deviations from the mean"),
+        (panel.gaps[:, None], np.zeros(1), np.full(1, units.time_scale), ["gap"], "times the median step"),
+        (panel.future, units.future_mean, units.future_scale, encoding.future, "deviations from the mean"),
     ]
     if panel.target is not None:
-        parts.append((panel.target, found.output_mean, found.output_scale, encoding.target, "deviations from the mean"))
+        parts.append((panel.target, units.output_mean, units.output_scale, encoding.target, "deviations from the mean"))
     for values, mean, scale, names, what in parts:
         for row, column in np.argwhere(np.abs(values - mean) > _FAR * scale)[:1]:
             count = abs(values[row, column] - mean[column]) / scale[column]
@@ -171,7 +171,7 @@ class Steps:
     labels: Tensor | None  # (N,) or (S,)
 
     @classmethod
-    def of(cls, panel: Panel, found: Scales, starting: bool) -> Steps:
+    def of(cls, panel: Panel, scales: Scales, starting: bool) -> Steps:
         """starting: with a step before the first of each series."""
         counts = np.diff(panel.starts)
         series = np.repeat(np.arange(len(counts)), counts + starting)
@@ -187,12 +187,12 @@ class Steps:
             return torch.from_numpy(chosen)
 
         values, gaps, begins = steps(panel.values, np.nan), steps(panel.gaps, 0.0), torch.from_numpy(first)
-        mean, scale = torch.from_numpy(found.input_mean), torch.from_numpy(found.input_scale)
+        mean, scale = torch.from_numpy(scales.input_mean), torch.from_numpy(scales.input_scale)
         known = history(
-            ((values - mean) / scale)[None], ~values.isnan()[None], gaps[None] / found.time_scale, first=begins[None]
+            ((values - mean) / scale)[None], ~values.isnan()[None], gaps[None] / scales.time_scale, first=begins[None]
         )
         known = Past(*(part[0] for part in known))
-        units = own(known, None if found.law is None else torch.from_numpy(found.law))
+        units = by_own_past(known, None if scales.law is None else torch.from_numpy(scales.law))
         per_step = panel.labels is not None and len(panel.labels) == len(panel.times)
         return cls(
             torch.from_numpy(row), torch.from_numpy(series), begins, torch.from_numpy(panel.scored[taken] & real),
@@ -274,7 +274,7 @@ class Windows(BatchedWindows[Batch]):
     def of(
         cls, steps: Steps, targets: list[int] | None, size: int, rows: int, seed: int = 0, whole: bool = False
     ) -> Windows:
-        """Those of all steps that are scored, or, of a forecast, that come before one that is.
+        """The windows over all scored steps or, to forecast, over all steps before a scored one.
 
         whole  one window a series, however long
         """

@@ -121,12 +121,12 @@ class ColumnReader(ABC):
         run's, or its own, the most frequent first."""
         codes, categories = [], {}
         for name, before in known.items():
-            found = tables.names(home or self.homes[name], name) if cells is None else cells
-            raw = place(name, found.codes, -1)
-            present = found.by_frequency(raw)
+            values = tables.names(home or self.homes[name], name) if cells is None else cells
+            raw = place(name, values.codes, -1)
+            present = values.by_frequency(raw)
             categories[name] = before if self.is_new else present
             index = {each: number + UNKNOWN + 1 for number, each in enumerate(categories[name])}
-            codes.append(np.array([*(index.get(each, UNKNOWN) for each in found.names), MISSING], np.int64)[raw])
+            codes.append(np.array([*(index.get(each, UNKNOWN) for each in values.names), MISSING], np.int64)[raw])
             if not self.is_new:
                 self.report.append(f"categories of {name!r}, {len(present):,} in all: {listed(present)}")
             elif unknown := int((codes[-1] == UNKNOWN).sum()):

@@ -114,20 +114,20 @@ class Forecaster(_Estimator):
         """
         run = self._fitted()
         horizon = float(run.model.time_scale) if horizon is None else horizon
-        found = predict(run, run.read(frame), horizon, every, quantiles, samples, future, seed)
-        return typed(found, run.data.group, run.data.time, frame)
+        table = predict(run, run.read(frame), horizon, every, quantiles, samples, future, seed)
+        return typed(table, run.data.group, run.data.time, frame)
 
     def score(self, frame: Any, y: None = None) -> float:
         """The mean over channels of R^2, of each step's forecast of the next: 1 minus the mean square error over the
         variance of the values."""
         run = self._fitted()
         panel = run.read(frame)
-        found, _ = answers(run.model, windows_of(panel, run.data, run.encoding, run.scales))
-        predicted = run.model.distribution.mean(found.params).double().numpy()
+        forecast, _ = answers(run.model, windows_of(panel, run.data, run.encoding, run.scales))
+        predicted = run.model.distribution.mean(forecast.params).double().numpy()
         each = []
-        for number in np.unique(found.channel):
-            chosen = found.channel == number
-            error, values = (predicted - found.target)[chosen], found.target[chosen]
+        for number in np.unique(forecast.channel):
+            chosen = forecast.channel == number
+            error, values = (predicted - forecast.target)[chosen], forecast.target[chosen]
             if values.min() == values.max():
                 raise DataError(
                     f"{run.encoding.target[number]} is {values[0]:g} wherever it is scored: R^2 is not defined, give "
@@ -214,8 +214,8 @@ class Classifier(_Estimator):
         """(n, C) probabilities of `classes_`, for each series in the order of its first row, or for each step."""
         run = self._fitted()
         place = {name: number for number, name in enumerate(run.encoding.classes)}
-        found = probabilities(run, run.read(self._arrays(X) if _is_array(X) or self._of_arrays else X))
-        return found[:, [place[name] for name in _names_of(self.classes_)]]
+        table = probabilities(run, run.read(self._arrays(X) if _is_array(X) or self._of_arrays else X))
+        return table[:, [place[name] for name in _names_of(self.classes_)]]
 
     def predict(self, X: Any) -> np.ndarray:
         """(n,) the likeliest class of each series, or of each step."""
@@ -268,8 +268,8 @@ def _names_of(y: np.ndarray) -> np.ndarray:
     """The names (n,) that a run has for classes, empty for missing ones: 1, 1.0 and "1" have one."""
     import pandas
 
-    found = tables.names(tables.read_table(pandas.DataFrame({"class": y})), "class")
-    return np.array([*found.names, ""], object)[found.codes]
+    names = tables.names(tables.read_table(pandas.DataFrame({"class": y})), "class")
+    return np.array([*names.names, ""], object)[names.codes]
 
 
 def _framed(X: Any, y: np.ndarray | None = None) -> Any:

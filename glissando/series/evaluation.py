@@ -61,39 +61,39 @@ def evaluate(
     if file is None:
         require_texts(data, Run.open(path), fix="--file FILE, with its --data.static_path FILE if it has one")
         prepared = prepare(data, encoding)
-        held, panel, lines, trained = prepared.valid, prepared.panel, prepared.lines, prepared.train.steps
+        windows, panel, lines, trained = prepared.valid, prepared.panel, prepared.lines, prepared.train.steps
     else:
         panel = run.read(file)
-        held, lines, trained = windows_of(panel, data, encoding, run.scales), panel.report, None
+        windows, lines, trained = windows_of(panel, data, encoding, run.scales), panel.report, None
     for line in lines:
         print(line, file=sys.stderr)
-    found = None
+    forecast = None
     if origins is not None:
-        found = rolling_answers(model, panel, held.steps, origins, data.window, span)
+        forecast = rolling_answers(model, panel, windows.steps, origins, data.window, span)
     elif not encoding.classes:
-        found = answered(model, held, panel)
-    result = measure(model, held, panel, encoding, trained, None if pictures is None else Path(pictures), found)
+        forecast = answered(model, windows, panel)
+    result = measure(model, windows, panel, encoding, trained, None if pictures is None else Path(pictures), forecast)
     if not np.isfinite(result.loss):
         raise NotFiniteError(
             f"the predictions of {path} are not all finite: its training diverged, or the file has values far beyond "
             "those trained on. Train again with a lower training.optimizer.learning_rate"
         )
     if out is not None:
-        write_table(_table(run, held, panel, found, origins is not None), out, digits=None)
+        write_table(_table(run, windows, panel, forecast, origins is not None), out, digits=None)
     return result
 
 
-def _table(run: SeriesRun, held: Windows, panel: Panel, found: tuple[Answers, Ints] | None, rolling: bool) -> Any:
+def _table(run: SeriesRun, windows: Windows, panel: Panel, forecast: tuple[Answers, Ints] | None, rolling: bool) -> Any:
     """A frame with a row for each answer, or each label of a class: the user's names of series and time, the target,
     its value and the prediction; from rolling origins, with the time of the origin."""
     model, data, encoding, timed = run.model, run.data, run.encoding, True
     parts: dict[str, Any] = {}
-    if found is None:
-        scores, labels, series, rows = (part.numpy() for part in logits(model, held))
+    if forecast is None:
+        scores, labels, series, rows = (part.numpy() for part in logits(model, windows))
         names, timed = np.array(encoding.classes, object), encoding.label == "step"
         parts |= {"target": encoding.target[0], "value": names[labels], "predicted": names[scores.argmax(-1)]}
     else:
-        made, rows = found
+        made, rows = forecast
         series = made.series
         if rolling:
             parts["origin"] = panel.clock.written(series.tolist(), (panel.times[rows] - made.horizon).tolist())

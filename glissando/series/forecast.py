@@ -253,14 +253,14 @@ def _answers(run: SeriesRun, panel: Panel) -> Tensor:
     """The parameters (N, O, P) or the logits (N, C) of each step, or (S, C) of each series, float64."""
     whole = bool(run.encoding.classes) and run.encoding.label == "series"
     windows = windows_of(panel._replace(labels=None, target=None), run.data, run.encoding, run.scales)
-    found: list[tuple[Tensor, Tensor]] = []
+    parts: list[tuple[Tensor, Tensor]] = []
     for batch in windows.scoring():
         y, mask = call(run.model, batch).cpu().double(), batch.mask
         if not run.encoding.classes and run.model.config.head == "point":
             y = y.unsqueeze(-1)
         place = windows.steps.series[batch.index[:, 0]] if whole else batch.index[mask]
-        found.append((place, run.model.pooled(y, mask) if whole else y[mask]))
-    places, answers = (torch.cat(part) for part in zip(*found, strict=True))
+        parts.append((place, run.model.pooled(y, mask) if whole else y[mask]))
+    places, answers = (torch.cat(part) for part in zip(*parts, strict=True))
     return answers[places.argsort()]
 
 

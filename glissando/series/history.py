@@ -89,8 +89,8 @@ def history(
     known = count > 0
     mean = torch.where(known, total, 0) / count.clamp_min(1)
     spread = torch.where(count > 1, (square - count * mean.square()).clamp_min(0), 0)
-    found = Past(torch.where(known, value, 0), torch.where(known, age, 0), mean, count, spread)
-    return Past(*(part.to(dtype) for part in found))
+    parts = Past(torch.where(known, value, 0), torch.where(known, age, 0), mean, count, spread)
+    return Past(*(part.to(dtype) for part in parts))
 
 
 def _upto(sums: Tensor, begin: Tensor) -> Tensor:
@@ -112,7 +112,7 @@ class Own(NamedTuple):
     known: Past
 
 
-def own(known: Past, law: Tensor | None) -> Own:
+def by_own_past(known: Past, law: Tensor | None) -> Own:
     """What is known in units of the series itself: its mean so far, and its deviation so far as if there had been
     a few more values with the deviation p that other series have about such a mean,
 

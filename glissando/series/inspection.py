@@ -56,7 +56,7 @@ def described(data: SeriesData, encoding: Encoding, panel: Panel, is_new: bool) 
 
 
 def _percent(share: float) -> str:
-    """Of a share between 0 and 1, which is written as neither of them."""
+    """A share between 0 and 1 in percent; one that rounds to 0 or 100 is written as `< 1 %` or `> 99 %`."""
     return "< 1 %" if share < 0.01 else "> 99 %" if share > 0.99 else f"{100 * share:.0f} %"
 
 

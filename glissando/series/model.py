@@ -27,7 +27,7 @@ from glissando.mixers import MIXERS, Context, LiquidConfig, Memo
 from glissando.mixers.liquid.scan import require_time
 from glissando.series.anchor import Anchor, Facts, logarithm
 from glissando.series.heads import LEVELS, Head, make_head
-from glissando.series.history import Own, Past, history, own
+from glissando.series.history import Own, Past, by_own_past, history
 from glissando.series.horizon import HorizonHead
 from glissando.tables import TableModel, require_shapes
 
@@ -108,7 +108,7 @@ class SeriesModel(TableModel):
     future_mean: Tensor  # (U,)
     future_scale: Tensor  # (U,)
     time_scale: Tensor  # ()
-    law: Tensor | None  # (4, K), of channels in units of the series' own past, see history.own
+    law: Tensor | None  # (4, K), of channels in units of the series' own past, see history.by_own_past
     share: Tensor  # (O,), of a forecast: how much of what the network adds to the anchor is kept, see shrinkage
 
     def __init__(self, config: SeriesConfig) -> None:
@@ -211,7 +211,7 @@ class SeriesModel(TableModel):
             observed, gaps = observed & mask.unsqueeze(-1), torch.where(mask, gaps, 0)
         values = torch.where(observed, (x - self.input_mean) / self.input_scale, 0)
         known = history(values, observed, gaps, past if state is None else state.past)
-        units = own(known, self.law)
+        units = by_own_past(known, self.law)
         values = torch.where(observed, (values - units.centre) / units.scale, 0)
         facts = self._facts(x.shape[0], None if static is None else static.to(x), static_codes).unsqueeze(1)
         read = self._features(values, observed, gaps, units.known, facts, future)
@@ -245,7 +245,7 @@ class SeriesModel(TableModel):
         """
         facts = self._facts(len(static), static.to(known.value), static_codes, known.value.dtype).unsqueeze(0)
         self.anchor.fit(
-            own(known, self.law).known, horizon, Facts(facts, self._ahead(ahead)), target, target.isfinite()
+            by_own_past(known, self.law).known, horizon, Facts(facts, self._ahead(ahead)), target, target.isfinite()
         )
 
     @torch.no_grad()
@@ -262,7 +262,7 @@ class SeriesModel(TableModel):
             ahead: (B, T, U).
         """
         facts = self._facts(len(known.value), static, static_codes, known.value.dtype).unsqueeze(1)
-        units = own(known, self.law)
+        units = by_own_past(known, self.law)
         y = self.anchor(units.known, horizon / self.time_scale, Facts(facts, self._ahead(ahead)))
         centre, scale = (part[..., self.config.targets] for part in (units.centre, units.scale))
         return self.output_mean + self.output_scale * (centre + scale * y)
@@ -343,8 +343,8 @@ class SeriesModel(TableModel):
         if dt is None:
             return
         if not isinstance(dt, Tensor) or dt.shape != x.shape[:2]:
-            found = tuple(dt.shape) if isinstance(dt, Tensor) else f"a {type(dt).__name__}"
-            raise InputError(f"dt must be a tensor of the shape of {self._inputs} {tuple(x.shape[:2])}, got {found}")
+            shape = tuple(dt.shape) if isinstance(dt, Tensor) else f"a {type(dt).__name__}"
+            raise InputError(f"dt must be a tensor of the shape of {self._inputs} {tuple(x.shape[:2])}, got {shape}")
         require_time(dt)
 
     def _require_parts(self, x: Tensor, **parts: Tensor | None) -> None:

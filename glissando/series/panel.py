@@ -99,16 +99,16 @@ class Clock(NamedTuple):
         Raises ConfigError for a text that is no duration, one that is not positive, and a unit of time where steps have
         no time.
         """
-        found = re.fullmatch(rf"\s*([0-9]*\.?[0-9]+(?:[eE][+-]?[0-9]+)?)\s*({'|'.join(SECONDS)})?\s*", str(text))
-        number = 0.0 if found is None else float(found[1])
-        if found is not None and found[2] is not None:
-            number *= SECONDS[found[2]] / SECONDS.get(self.unit, 1.0)
-        if found is None or not 0 < number < _LONGEST:
+        match = re.fullmatch(rf"\s*([0-9]*\.?[0-9]+(?:[eE][+-]?[0-9]+)?)\s*({'|'.join(SECONDS)})?\s*", str(text))
+        number = 0.0 if match is None else float(match[1])
+        if match is not None and match[2] is not None:
+            number *= SECONDS[match[2]] / SECONDS.get(self.unit, 1.0)
+        if match is None or not 0 < number < _LONGEST:
             raise ConfigError(
                 f"{option} is {text!r}: give a number above 0, in {self.unit}, or with a unit, such as 24h; units are "
                 f"{', '.join(SECONDS)}"
             )
-        if self.form == "row" and (found[2] is not None or number % 1):
+        if self.form == "row" and (match[2] is not None or number % 1):
             raise ConfigError(
                 f"{option} is {text!r}, and the table has no column of times (data.time): give a whole number of rows"
             )
@@ -226,25 +226,25 @@ def parts(panel: Panel, data: SeriesData) -> tuple[Panel, Panel]:
     return train._replace(report=lines), valid
 
 
-def known_codes(held: np.ndarray, trained: np.ndarray) -> np.ndarray:
+def known_codes(codes: np.ndarray, trained: np.ndarray) -> np.ndarray:
     """Codes (N, Q), in which those that training has not are unknown."""
-    made = held.copy()
-    for q, column in enumerate(held.T):
+    made = codes.copy()
+    for q, column in enumerate(codes.T):
         made[~np.isin(column, trained[:, q]) & (column > UNKNOWN), q] = UNKNOWN
     return made
 
 
 def held_series(count: int, data: TableData) -> tuple[np.ndarray, str]:
     """(S,) bool, which of so many series are held out, and a line that states it. Raises ConfigError where all are."""
-    held = max(1, round(data.valid_fraction * count))
-    if held >= count:
+    n_valid = max(1, round(data.valid_fraction * count))
+    if n_valid >= count:
         raise ConfigError(
-            f"data.valid_fraction {data.valid_fraction} holds {held} of {count} series out: lower it, give "
+            f"data.valid_fraction {data.valid_fraction} holds {n_valid} of {count} series out: lower it, give "
             "data.valid_path, or hold out the end of each series with --data.split future"
         )
     chosen = np.zeros(count, bool)
-    chosen[np.random.default_rng(data.seed).permutation(count)[:held]] = True
-    return chosen, f"held out: {held:,} of {count:,} series, chosen by --data.seed {data.seed} (--data.split series)"
+    chosen[np.random.default_rng(data.seed).permutation(count)[:n_valid]] = True
+    return chosen, f"held out: {n_valid:,} of {count:,} series, chosen by --data.seed {data.seed} (--data.split series)"
 
 
 def _by_series(panel: Panel, data: SeriesData) -> tuple[Panel, Panel, str]:

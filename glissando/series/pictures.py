@@ -80,7 +80,7 @@ def tracks(
         if len(chosen) < _TRACKS and sum(pairs[0, each] == pairs[0, one] for each in chosen) < most:
             chosen.append(one)
     ends = None if isinstance(head, Point) else [(1 - _SHARE) / 2, (1 + _SHARE) / 2]
-    found = []
+    lines = []
     for channel, series in sorted(pairs[:, one].tolist() for one in chosen):
         place = np.flatnonzero((answers.channel == channel) & (answers.series == series))
         at, horizon = panel.times[rows[place]], answers.horizon[place]
@@ -94,13 +94,13 @@ def tracks(
         steps = np.arange(panel.starts[series], panel.starts[series + 1])
         start, end = at.min(), at.max()
         steps = steps[(panel.times[steps] >= start - (end - start) / 10) & (panel.times[steps] <= end)]
-        found.append(
+        lines.append(
             Track(
                 panel.names[series], names[channel], panel.times[steps], values[steps, channel], at,
                 head.mean(params).double().numpy(), low, high, breaks,
             )
         )  # fmt: skip
-    return found
+    return lines
 
 
 def readable(unit: str, longest: float) -> tuple[float, str]:

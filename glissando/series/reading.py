@@ -48,11 +48,11 @@ class _Reader(ColumnReader):
 
     data: SeriesData
 
-    def __init__(self, data: SeriesData, table: Table, found: Roles, is_new: bool) -> None:
-        super().__init__(data, table, found.facts, is_new)
-        self.roles, self.fixed, self.report = found, found.encoding, list(found.report)
-        self.kept = None if found.channels is None else self._measurements(found.channels)
-        self.steps = steps(data, table, found.encoding.time_form, self.kept)
+    def __init__(self, data: SeriesData, table: Table, roles: Roles, is_new: bool) -> None:
+        super().__init__(data, table, roles.facts, is_new)
+        self.roles, self.fixed, self.report = roles, roles.encoding, list(roles.report)
+        self.kept = None if roles.channels is None else self._measurements(roles.channels)
+        self.steps = steps(data, table, roles.encoding.time_form, self.kept)
         self.names, self.count = self.steps.names, len(self.steps.first)
         self.merged: dict[str, tuple[int, int, int]] = {}
 
@@ -99,7 +99,7 @@ class _Reader(ColumnReader):
         at = slice(None) if channel is None else self._measured.get(channel, np.empty(0, np.int64))
         rows = steps_.rows[at]
         try:
-            found = merge(cells[rows], steps_.step[at], self.count, missing, how)
+            values = merge(cells[rows], steps_.step[at], self.count, missing, how)
         except Clash as error:
             fix = "correct one, or choose with --data.duplicates mean, first or last"
             if self.data.group is None and not self.is_new:
@@ -108,21 +108,21 @@ class _Reader(ColumnReader):
                 fix += "; if each row is one measurement, name the column that says of what with --data.channel"
             what = repr(name) if channel is None else f"the channel {channel!r}"
             raise self._clash(error, self.table, rows, name, what, fix) from None
-        if found.repeated:
+        if values.repeated:
             what = "cell" if channel is None else "measurement"
             repeated, most, unequal = self.merged.get(what, (0, 0, 0))
-            self.merged[what] = (repeated + found.repeated, max(most, found.most), unequal + found.unequal)
-        return found.values
+            self.merged[what] = (repeated + values.repeated, max(most, values.most), unequal + values.unequal)
+        return values.values
 
     def _known(self, name: str, cells: np.ndarray, missing: Any) -> np.ndarray:
         """(N,) a column that is known at every step."""
-        found = self._step(name, cells, missing)
-        if (blank := np.flatnonzero(np.isnan(found))).size:
+        values = self._step(name, cells, missing)
+        if (blank := np.flatnonzero(np.isnan(values))).size:
             raise DataError(
                 f"{self.table.at(self.steps.places[blank[0]], name)}: the value is missing ({blank.size} of "
                 f"{self.count} steps), and a column of data.future is known at each: fill it in"
             )
-        return found
+        return values
 
     # ---------------------------------------------------------------------- long tables
 
@@ -173,10 +173,10 @@ class _Reader(ColumnReader):
         if fixed.task == "regression":
             return self._numbers(names, self.count, self._number_target), None, fixed.label, []
         name, home = names[0], self.homes[names[0]]
-        found = tables.names(home, name)
-        label = fixed.label if self.is_new else self._label_of(name, found)
-        raw = (self._fact if label == "series" else self._step)(name, found.codes, -1)
-        present = found.by_frequency(raw)
+        values = tables.names(home, name)
+        label = fixed.label if self.is_new else self._label_of(name, values)
+        raw = (self._fact if label == "series" else self._step)(name, values.codes, -1)
+        present = values.by_frequency(raw)
         classes = fixed.classes if self.is_new else present
         if len(classes) < 2:
             raise DataError(
@@ -185,18 +185,18 @@ class _Reader(ColumnReader):
             )
         known = {each: number for number, each in enumerate(classes)}
         for strange in (each for each in present if each not in known):
-            row = int(np.flatnonzero(found.codes == found.names.index(strange))[0])
+            row = int(np.flatnonzero(values.codes == values.names.index(strange))[0])
             raise DataError(
                 f"{home.at(row, name)}: the class {strange!r} is not among those that training knows, "
                 f"{listed(classes, 10)}. Leave these rows out, or, where the column holds numbers to predict, set "
                 "data.task to regression"
             )
-        labels = np.array([*(known.get(each, -1) for each in found.names), -1], np.int64)[raw]
+        labels = np.array([*(known.get(each, -1) for each in values.names), -1], np.int64)[raw]
         if missing := int((labels < 0).sum()):
             self.report.append(f"not scored: {counted(missing, label)} without {name!r}")
         return None, labels, label, classes
 
-    def _label_of(self, name: str, found: Names) -> Label:
+    def _label_of(self, name: str, values: Names) -> Label:
         """Whether each series or each step has a class."""
         if self.data.label == "series" or self.homes[name] is not self.table:
             return "series"
@@ -204,7 +204,7 @@ class _Reader(ColumnReader):
         if self.data.label == "step" or len(steps_.names) == 1:
             return "step"
         try:
-            merge(found.codes[steps_.rows], steps_.series[steps_.step], len(steps_.names), -1)
+            merge(values.codes[steps_.rows], steps_.series[steps_.step], len(steps_.names), -1)
         except Clash:
             return "step"
         return "series"

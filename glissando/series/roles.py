@@ -63,22 +63,22 @@ def roles(data: SeriesData, table: Table, encoding: Encoding | None) -> Roles:
     report: list[str] = []
     form, unit = clock_of(data, table, encoding, report)
     channels = None if data.channel is None else tables.names(table, data.channel, "channel")
-    found = Roles(facts, homes, data.target, channels, encoding or Encoding(time_form=form, unit=unit), report)
+    assigned = Roles(facts, homes, data.target, channels, encoding or Encoding(time_form=form, unit=unit), report)
     if encoding is not None:
-        return _of_run(found, table, where)
+        return _of_run(assigned, table, where)
     require_columns(where, homes, data.static, "static")
     require_columns(table.source, table.columns, data.future, "future")
     if channels is None or not data.target or data.target[0] not in channels.names:
         require_columns(where, homes, data.target, "target")
-    return _of_table(data, table, found)
+    return _of_table(data, table, assigned)
 
 
-def _of_table(data: SeriesData, table: Table, found: Roles) -> Roles:
+def _of_table(data: SeriesData, table: Table, assigned: Roles) -> Roles:
     """The roles that the options and the values give."""
-    task = _task(data, found)
+    task = _task(data, assigned)
     target = data.target if task != "forecast" else []
-    numeric, categorical = _channels(data, table, found.channels, target, task, found.report)
-    categories = [n for n in data.static if n in data.categorical or not found.column(n).is_numeric]
+    numeric, categorical = _channels(data, table, assigned.channels, target, task, assigned.report)
+    categories = [n for n in data.static if n in data.categorical or not assigned.column(n).is_numeric]
     known = {*numeric, *categorical, *data.static}
     if strange := [name for name in data.categorical if name not in known]:
         raise unknown_name("column of data.categorical", strange[0], known)
@@ -88,25 +88,25 @@ def _of_table(data: SeriesData, table: Table, found: Roles) -> Roles:
             f"{texts[0]} is no numeric channel, and a forecast is of numbers: leave it out of data.target"
         )
     fixed = replace(
-        found.encoding, columns=numeric, categorical={name: [] for name in categorical},
+        assigned.encoding, columns=numeric, categorical={name: [] for name in categorical},
         static=[name for name in data.static if name not in categories],
         static_categorical={name: [] for name in categories}, future=data.future,
         target=forecast if task == "forecast" else target, task=task,
     )  # fmt: skip
-    return found._replace(target=target, encoding=fixed)
+    return assigned._replace(target=target, encoding=fixed)
 
 
-def _of_run(found: Roles, table: Table, where: str) -> Roles:
+def _of_run(assigned: Roles, table: Table, where: str) -> Roles:
     """The roles that a run's encoding gives. Raises DataError for a column that the table lacks."""
-    encoding = found.encoding
-    of_steps = [*encoding.future, *((*encoding.columns, *encoding.categorical) if found.channels is None else ())]
+    encoding = assigned.encoding
+    of_steps = [*encoding.future, *((*encoding.columns, *encoding.categorical) if assigned.channels is None else ())]
     require_read(where, table.columns, of_steps)
-    require_read(where, found.homes, [*encoding.static, *encoding.static_categorical])
+    require_read(where, assigned.homes, [*encoding.static, *encoding.static_categorical])
     target = encoding.target if encoding.task != "forecast" else []
-    if absent := [name for name in target if name not in found.homes]:
-        found.report.append(f"there is no column {absent[0]!r}: nothing is scored")
+    if absent := [name for name in target if name not in assigned.homes]:
+        assigned.report.append(f"there is no column {absent[0]!r}: nothing is scored")
         target = []
-    return found._replace(target=target)
+    return assigned._replace(target=target)
 
 
 def _require_consistent(data: SeriesData) -> None:
@@ -126,13 +126,13 @@ def _require_consistent(data: SeriesData) -> None:
         raise ConfigError(f"{mixed[0]} is in data.columns and has another role too: leave it out of one")
 
 
-def _task(data: SeriesData, found: Roles) -> Task:
+def _task(data: SeriesData, assigned: Roles) -> Task:
     if data.task is not None:
         task: Task = data.task
-    elif not data.target or (found.channels is not None and data.target[0] in found.channels.names):
+    elif not data.target or (assigned.channels is not None and data.target[0] in assigned.channels.names):
         task = "forecast"
     else:
-        numeric = all(found.column(name).is_numeric for name in data.target)
+        numeric = all(assigned.column(name).is_numeric for name in data.target)
         task = "regression" if numeric else "classification"
     if task == "classification" and len(data.target) > 1:
         raise ConfigError(f"data.task classification is of one target, got {', '.join(data.target)}: name one")

@@ -91,7 +91,7 @@ class Score(NamedTuple):
 
     def headline(self) -> str:
         """Whether the model is worth keeping."""
-        total, others = len(self.figures), [name for found in self.figures.values() for name in found]
+        total, others = len(self.figures), [name for by_model in self.figures.values() for name in by_model]
         if not self.worse:
             compared = [_the(name) for name in dict.fromkeys(others) if name != "model"]
             return f"The model is better than {joined(compared)}{f' in all {total} channels' if total > 1 else ''}."
@@ -104,7 +104,7 @@ class Score(NamedTuple):
 
     def table(self) -> str:
         """The headline, then a line for each channel and predictor."""
-        rows = [(channel, who, row) for channel, found in self.figures.items() for who, row in found.items()]
+        rows = [(channel, who, row) for channel, by_model in self.figures.items() for who, row in by_model.items()]
         names = [name for *_, row in rows for name in row if not name.endswith(("_low", "_high"))]
         columns = list(dict.fromkeys(names))
         lines = [["", "", *(name.replace("_", " ") for name in columns)]]
@@ -148,7 +148,7 @@ def score_forecasts(answers: Answers, head: Head, channels: Sequence[str], naive
         if not chosen.any():
             continue
         target, bootstrap = answers.target[chosen], Bootstrap(answers.series[chosen])
-        found = figures[channel] = {}
+        by_model = figures[channel] = {}
         for who in ("model", *answers.baselines):
             forecast = (means[chosen], 0.0) if who == "model" else answers.baseline(who, chosen)
             if forecast is None:
@@ -164,10 +164,10 @@ def score_forecasts(answers: Answers, head: Head, channels: Sequence[str], naive
                 row |= bootstrap.interval("rmse", roots)
                 model = roots
             else:
-                row |= {"crps": row["mae"], "model_minus": found["model"]["rmse"] - row["rmse"]}
+                row |= {"crps": row["mae"], "model_minus": by_model["model"]["rmse"] - row["rmse"]}
                 row |= bootstrap.interval("model_minus", model - roots)
                 row |= {"by_mean": absent} if absent else {}
-            found[who] = row
+            by_model[who] = row
     return Score(len(answers.target), len(np.unique(answers.series)), figures, _worse(figures))
 
 
@@ -197,7 +197,7 @@ def score_classes(
     bootstrap = Bootstrap(series)
     prior = np.broadcast_to(np.log(np.maximum(shares, 1e-12)), (len(labels), len(classes)))
     predicted = {"model": logits[chosen], f"shares (always {classes[0]})": prior}
-    found: dict[str, dict[str, float]] = {}
+    by_model: dict[str, dict[str, float]] = {}
     for who, values in predicted.items():
         log_p = torch.from_numpy(np.array(values, np.float64)).log_softmax(-1).numpy()
         losses = -log_p[np.arange(len(labels)), labels]
@@ -208,17 +208,17 @@ def score_classes(
             row |= bootstrap.interval("log_loss", means)
             model = means
         else:
-            row["model_minus"] = found["model"]["log_loss"] - row["log_loss"]
+            row["model_minus"] = by_model["model"]["log_loss"] - row["log_loss"]
             row |= bootstrap.interval("model_minus", model - means)
-        found[who] = row
-    figures = {name: found}
+        by_model[who] = row
+    figures = {name: by_model}
     return Score(len(labels), len(np.unique(series)), figures, _worse(figures))
 
 
 def _worse(figures: Mapping[str, Mapping[str, Mapping[str, float]]]) -> dict[str, list[str]]:
     worse: dict[str, list[str]] = {}
-    for channel, found in figures.items():
-        for who, row in found.items():
+    for channel, by_model in figures.items():
+        for who, row in by_model.items():
             if who != "model" and not row["model_minus"] < -_EQUAL * row.get("rmse", row.get("log_loss", 1.0)):
                 worse.setdefault(who, []).append(channel)
     return worse
@@ -250,8 +250,8 @@ class Bootstrap:
 
     def means(self, values: np.ndarray) -> np.ndarray:
         """The sum of the values (N,) of each resample over what they count, (R,)."""
-        found: np.ndarray = self._weights @ np.bincount(self._index, values) / self._total
-        return found
+        means: np.ndarray = self._weights @ np.bincount(self._index, values) / self._total
+        return means
 
     def interval(self, name: str, figures: np.ndarray) -> dict[str, float]:
         """The ends of the interval of a figure (R,) of each resample; none of a single series."""
@@ -267,14 +267,14 @@ class Bootstrap:
 def _ranking(scores: np.ndarray, labels: np.ndarray) -> dict[str, float]:
     """AUROC and average precision; none where only one class occurs."""
     numbers = [1] if scores.shape[1] == 2 else range(scores.shape[1])
-    found = [
+    gaps = [
         (auroc(scores[:, each], labels == each), average_precision(scores[:, each], labels == each))
         for each in numbers
         if 0 < (labels == each).sum() < len(labels)
     ]
-    if not found:
+    if not gaps:
         return {}
-    area, precision = np.mean(found, 0)
+    area, precision = np.mean(gaps, 0)
     return {"auroc": float(area), "average_precision": float(precision)}
 
 
@@ -378,12 +378,12 @@ def seasonal_values(
     """
     known = ~np.isnan(values)
     times, values = times[known], values[known]
-    found = np.full(len(at), np.nan)
+    seasonal = np.full(len(at), np.nan)
     if not len(times):
-        return found
+        return seasonal
     back = np.maximum(np.ceil((at - asked) / period - 1e-9), 1.0)
     for _ in range(int(np.ceil((at.max() - times[0]) / period)) + 1 if len(at) else 0):
-        open_ = np.isnan(found)
+        open_ = np.isnan(seasonal)
         wanted = at - back * period
         if not (open_ & (wanted >= times[0] - step / 2)).any():
             break
@@ -391,9 +391,9 @@ def seasonal_values(
         left, right = np.clip(right - 1, 0, len(times) - 1), np.clip(right, 0, len(times) - 1)
         near = np.where(np.abs(times[left] - wanted) <= np.abs(times[right] - wanted), left, right)
         hit = open_ & (np.abs(times[near] - wanted) <= step / 2) & (times[near] <= asked + 1e-9 * period)
-        found[hit] = values[near[hit]]
+        seasonal[hit] = values[near[hit]]
         back = back + 1
-    return found
+    return seasonal
 
 
 # ---------------------------------------------------------------------- texts

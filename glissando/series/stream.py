@@ -78,10 +78,10 @@ def _long(run: SeriesRun, row: Mapping[str, Any]) -> list[dict[str, Any]]:
     """The measurements of one time as rows of a long table. Raises DataError where there are none."""
     data, channels = run.data, {*run.encoding.columns, *run.encoding.categorical}
     same = {name: value for name, value in row.items() if name not in channels}
-    found = {name: value for name, value in row.items() if name in channels and value is not None and value == value}
-    if not found:
+    cells = {name: value for name, value in row.items() if name in channels and value is not None and value == value}
+    if not cells:
         raise DataError(f"nothing was observed: a row has at least one of the channels {', '.join(sorted(channels))}")
-    return [{**same, str(data.channel): name, str(data.value): value} for name, value in found.items()]
+    return [{**same, str(data.channel): name, str(data.value): value} for name, value in cells.items()]
 
 
 def _gap(run: SeriesRun, panel: Panel, before: Any) -> float:

@@ -274,13 +274,13 @@ def numbers(table: Table, name: str, among: np.ndarray | None = None, fix: str =
     Raises DataError for the first value that is no number a model can compute with.
     """
     column = table.columns[name]
-    found = column.numbers
-    wrong = ~(np.abs(found) <= LARGEST) & ~column.missing
+    values = column.numbers
+    wrong = ~(np.abs(values) <= LARGEST) & ~column.missing
     bad = np.flatnonzero(wrong if among is None else wrong & among)
     if not bad.size:
-        return found if among is None else np.where(among, found, np.nan)
-    row, value, count = bad[0], column.values[bad[0]], f"({bad.size} of its {len(found)} rows)"
-    if np.isfinite(found[row]):
+        return values if among is None else np.where(among, values, np.nan)
+    row, value, count = bad[0], column.values[bad[0]], f"({bad.size} of its {len(values)} rows)"
+    if np.isfinite(values[row]):
         raise DataError(
             f"{table.at(row, name)}: {value} is beyond {LARGEST:g}, where float32 leaves no room to compute {count}: "
             "divide the column by a constant, or correct the value"

@@ -14,7 +14,7 @@ from glissando.errors import ConfigError
 from glissando.runs import Run
 from glissando.series.answers import Scored, advance, answers, call, classified, measure, measured, standard
 from glissando.series.batches import Batch, Scales, Steps, Windows, require_near, scales
-from glissando.series.history import Past, own
+from glissando.series.history import Past, by_own_past
 from glissando.series.inspection import FAR, robust
 from glissando.series.model import SeriesConfig, SeriesModel
 from glissando.series.options import SeriesData
@@ -68,20 +68,20 @@ def prepare(data: SeriesData, encoding: Encoding | None = None, source: Any = No
     else:
         train, (valid, _) = panel, read_panel(data, data.valid_path, encoding)
         lines = [*panel.report, *valid.report]
-    found = scales(train, encoding, data.scale == "series")
+    units = scales(train, encoding, data.scale == "series")
     for each in (train, valid):
-        require_near(each, encoding, found)
-    cut = [windows_of(each, data, encoding, found) for each in (train, valid)]
-    return Prepared(encoding, found, cut[0], cut[1], valid, lines)
+        require_near(each, encoding, units)
+    cut = [windows_of(each, data, encoding, units) for each in (train, valid)]
+    return Prepared(encoding, units, cut[0], cut[1], valid, lines)
 
 
-def windows_of(panel: Panel, data: SeriesData, encoding: Encoding, found: Scales) -> Windows:
+def windows_of(panel: Panel, data: SeriesData, encoding: Encoding, units: Scales) -> Windows:
     """The windows of a panel, as the run trains on them and scores them."""
     targets = None
     if encoding.task == "forecast":
         targets = [encoding.columns.index(name) for name in encoding.target]
     whole = encoding.task == "classification" and encoding.label == "series"
-    steps = Steps.of(panel, found, starting=targets is not None)
+    steps = Steps.of(panel, units, starting=targets is not None)
     return Windows.of(steps, targets, data.window, data.batch_size, data.seed, whole)
 
 
@@ -116,9 +116,9 @@ class SeriesTask(TableTask):
         return Loss(total, int(count), state=state)
 
     def _scored(self, model: SeriesModel, stride: int) -> dict[str, float]:
-        found = self._scores(model, stride)
-        row = {"valid_loss": found.loss}
-        for target, by_predictor in found.score.figures.items():
+        figures = self._scores(model, stride)
+        row = {"valid_loss": figures.loss}
+        for target, by_predictor in figures.score.figures.items():
             row |= {f"valid_{figure}/{target}": value for figure, value in by_predictor["model"].items()}
         return {name: value for name, value in row.items() if name == "valid_loss" or name in self.columns}
 
@@ -128,19 +128,19 @@ class SeriesTask(TableTask):
             return classified(model, self.prepared.valid, self.encoding, stride)
         if model.config.forecast:
             model.share.fill_(1)
-        found, _ = answers(model, self.prepared.valid, stride)
-        if model.config.forecast and bool(found.params.isfinite().all()):
-            share = shares(found, model.distribution, len(model.share))
-            found = shrunk(found, model.distribution, share)
+        forecast, _ = answers(model, self.prepared.valid, stride)
+        if model.config.forecast and bool(forecast.params.isfinite().all()):
+            share = shares(forecast, model.distribution, len(model.share))
+            forecast = shrunk(forecast, model.distribution, share)
             model.share.copy_(torch.from_numpy(share))
-        return measured(model, found, self.encoding)
+        return measured(model, forecast, self.encoding)
 
     def _about(self) -> str:
-        found = self.encoding
-        read = [*found.columns, *found.categorical]
-        read += [f"static {name}" for name in (*found.static, *found.static_categorical)]
-        read += [f"known in advance {name}" for name in found.future]
-        return f"{found.task} of {listed(found.target, 8)} from {listed(read, 8)}"
+        encoding = self.encoding
+        read = [*encoding.columns, *encoding.categorical]
+        read += [f"static {name}" for name in (*encoding.static, *encoding.static_categorical)]
+        read += [f"known in advance {name}" for name in encoding.future]
+        return f"{encoding.task} of {listed(encoding.target, 8)} from {listed(read, 8)}"
 
     def _measured(self, model: SeriesModel, run: Run) -> dict[str, Any]:
         prepared = self.prepared
@@ -162,23 +162,23 @@ class SeriesTask(TableTask):
 
 def build(options: Mapping[str, Any], prepared: Prepared) -> SeriesModel:
     """A new model of the table's sizes and scales."""
-    found = prepared.encoding
-    if not found.columns:
+    encoding = prepared.encoding
+    if not encoding.columns:
         raise ConfigError(
             f"{prepared.panel.source} has no channel of numbers, of which a model of series reads one at least, and "
-            f"texts in {listed([*found.categorical])}: add one, or read what happened by `glissando events`"
+            f"texts in {listed([*encoding.categorical])}: add one, or read what happened by `glissando events`"
         )
-    if not found.classes:
+    if not encoding.classes:
         options = {"head": "quantiles", **options}
     sizes: dict[str, Any] = {
-        "inputs": len(found.columns), "outputs": len(found.classes) or len(found.target),
+        "inputs": len(encoding.columns), "outputs": len(encoding.classes) or len(encoding.target),
         "targets": prepared.train.targets or [], "forecast": prepared.train.targets is not None,
-        "categories": [2 + len(names) for names in found.categorical.values()], "static": len(found.static),
-        "static_categories": [2 + len(names) for names in found.static_categorical.values()],
-        "future": len(found.future), "scale": "all" if prepared.scales.law is None else "series",
+        "categories": [2 + len(names) for names in encoding.categorical.values()], "static": len(encoding.static),
+        "static_categories": [2 + len(names) for names in encoding.static_categorical.values()],
+        "future": len(encoding.future), "scale": "all" if prepared.scales.law is None else "series",
     }  # fmt: skip
     sized = with_sizes(options, sizes)
-    if found.classes and options.get("head", "point") != "point":
+    if encoding.classes and options.get("head", "point") != "point":
         raise ConfigError(f"model.head {options['head']} is of numbers, and classes have logits: leave it out")
     model = SeriesModel.from_config(sized)
     model.set_scales(**prepared.scales._asdict())
@@ -191,7 +191,7 @@ def fit_anchor(model: SeriesModel, train: Windows) -> None:
     steps, asked = train.steps, train.asked()
     known = Past(*(part[asked.at].unsqueeze(0) for part in steps.known))
     middle, reach = (torch.from_numpy(part) for part in robust(((steps.values - steps.centre) / steps.scale).numpy()))
-    reach, read = FAR * reach, own(known, None if model.law is None else model.law.double().cpu()).known
+    reach, read = FAR * reach, by_own_past(known, None if model.law is None else model.law.double().cpu()).known
     far = [((part - middle).abs() > reach) & known.ever for part in (read.value, read.mean)]
     centre, scale = (part[asked.at][:, train.targets] for part in (steps.centre, steps.scale))
     target = (asked.target - centre) / scale

@@ -73,9 +73,11 @@ def times(table: Table, name: str, form: Literal["date", "number"]) -> Times:
         return Times(_nanoseconds(table, name), 10**9)
     if kind == "M":
         raise DataError(f"{table.source}, column {name!r} holds dates: leave data.time_format out, it is number")
-    found = numbers(table, name, fix="write it as the other times, or, if they are dates, give --data.time_format date")
+    values = numbers(
+        table, name, fix="write it as the other times, or, if they are dates, give --data.time_format date"
+    )
     if kind == "f":
-        return Times(found, 1)
+        return Times(values, 1)
     if kind in "iu":
         return Times(_exact(column.values), 1)
     # Texts of a limited number of decimals are integers of the last of them.

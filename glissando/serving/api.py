@@ -139,7 +139,7 @@ class Server:
 
     async def turn(self, id: str, request: Request) -> Response:
         """POST /v1/completions/ID/control: the dials and the pace of a text that streams, from its next token on."""
-        body = await self.read(request, lambda given: read_body(ControlBody, given))
+        body = await self.read(request, lambda content: read_body(ControlBody, content))
         if id not in self.groups:
             raise BadRequestError(f"no text {id} is being written", "id", "not_found")
         served, group = self.groups[id]

@@ -56,10 +56,10 @@ class EventServer(TableServer):
         }, None if asks else live
 
     def _ahead(self, live: Live, times: np.ndarray, body: Any) -> list[dict[str, Any]]:
-        found, kinds = what_comes(self.run, live, torch.from_numpy(times), body.until), self.run.encoding.kinds
-        if not all(bool(part.isfinite().all()) for part in found):
+        forecast, kinds = what_comes(self.run, live, torch.from_numpy(times), body.until), self.run.encoding.kinds
+        if not all(bool(part.isfinite().all()) for part in forecast):
             raise NotFiniteError(f"the answer to {body.series} is not finite: the training of the model diverged")
-        hazard, survival, first = (part[0].tolist() for part in found)
+        hazard, survival, first = (part[0].tolist() for part in forecast)
         return [
             {
                 "horizon": float(time), "survival": survival[j], "hazard": dict(zip(kinds, hazard[j], strict=True)),

@@ -53,7 +53,7 @@ def add_playground(app: FastAPI, server: Server) -> None:
 
     async def look(request: Request) -> Response:
         """POST /v1/glissando/look: the looks over the last tokens of a text."""
-        body = await server.read(request, lambda given: read_body(LookBody, given))
+        body = await server.read(request, lambda values: read_body(LookBody, values))
         served = server.find(body.model)
         control = served.control(body.control)
         if served.looking >= _MAX_LOOKS:
@@ -97,8 +97,8 @@ def _look(served: Served, ids: Sequence[int], control: tuple[float, ...] | None)
     device = model.embedding.weight.device
     values = None if control is None else model.embedding.weight.new_tensor([control])
     with served.viewing:
-        found = looks(model, torch.tensor([ids], device=device), values)
-    if not all(math.isfinite(value) for look in found for row in look["values"] for value in row):
+        entries = looks(model, torch.tensor([ids], device=device), values)
+    if not all(math.isfinite(value) for look in entries for row in look["values"] for value in row):
         under = "" if control is None else f", under the control {control}"
         raise ModelFailedError(f"the model's values for this text are not finite{under}")
-    return {"tokens": [token_text(tokenizer, token) for token in ids], "looks": found}
+    return {"tokens": [token_text(tokenizer, token) for token in ids], "looks": entries}

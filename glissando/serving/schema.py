@@ -40,24 +40,24 @@ class _Strict(BaseModel):
 
     @model_validator(mode="before")
     @classmethod
-    def _known_fields(cls, given: Any) -> Any:
-        if not isinstance(given, dict):
-            return given
-        for name, value in given.items():
+    def _known_fields(cls, values: Any) -> Any:
+        if not isinstance(values, dict):
+            return values
+        for name, value in values.items():
             if name not in cls.model_fields and value not in _NOTHING:
                 close = nearest(name[:60], cls.model_fields)
                 hint = f"did you mean {close!r}?" if close else "leave it out"
                 raise ValueError(f"{name[:60]!r} is not supported by this server; {hint}")
-        return {name: value for name, value in given.items() if name in cls.model_fields}
+        return {name: value for name, value in values.items() if name in cls.model_fields}
 
 
 def _at_most(count: int) -> BeforeValidator:
     """Every wrong entry of a mapping is an error: there must not be thousands."""
 
-    def check(given: Any) -> Any:
-        if isinstance(given, dict) and len(given) > count:
-            raise ValueError(f"at most {count:,} entries are allowed, got {len(given):,}")
-        return given
+    def check(value: Any) -> Any:
+        if isinstance(value, dict) and len(value) > count:
+            raise ValueError(f"at most {count:,} entries are allowed, got {len(value):,}")
+        return value
 
     return BeforeValidator(check)
 
@@ -106,14 +106,14 @@ class _Common(_Strict):
 
     @model_validator(mode="before")
     @classmethod
-    def _null_is_left_out(cls, given: Any) -> Any:
+    def _null_is_left_out(cls, values: Any) -> Any:
         """As in OpenAI's schema, where nearly every field may be null."""
-        return {k: v for k, v in given.items() if v is not None} if isinstance(given, dict) else given
+        return {k: v for k, v in values.items() if v is not None} if isinstance(values, dict) else values
 
     @field_validator("stop", mode="before")
     @classmethod
-    def _one_is_a_list(cls, given: Any) -> Any:
-        return [given] if isinstance(given, str) else given
+    def _one_is_a_list(cls, value: Any) -> Any:
+        return [value] if isinstance(value, str) else value
 
 
 class CompletionBody(_Common):

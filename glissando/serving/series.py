@@ -89,11 +89,11 @@ class SeriesServer(TableServer):
     def _ahead(self, body: ObserveBody, count: int) -> Tensor | None:
         """(J, U) the known-future columns at the horizons."""
         names = self.run.encoding.future if count else []
-        given = {name: len(values) for name, values in body.future.items()}
-        if given != dict.fromkeys(names, count):
+        counts = {name: len(values) for name, values in body.future.items()}
+        if counts != dict.fromkeys(names, count):
             raise BadRequestError(
-                f"future: the numbers of its values are {given}: give {dict.fromkeys(names, count)}, one value of each "
-                "known-future column for each time that is forecast", "future",
+                f"future: the numbers of its values are {counts}: give {dict.fromkeys(names, count)}, one value of "
+                "each known-future column for each time that is forecast", "future",
             )  # fmt: skip
         return torch.tensor([body.future[name] for name in names], dtype=torch.float64).T if names else None
 

@@ -206,6 +206,6 @@ def require_parts(training: TrainingConfig, batch_size: int, processes: int) -> 
         )
 
 
-def fitted_vocabulary(given: int, tokens: int) -> int:
+def fitted_vocabulary(size: int, tokens: int) -> int:
     """model.vocab_size beside a tokenizer of so many tokens: as it was given where that is larger, else theirs."""
-    return tokens if given == ModelConfig.vocab_size else max(given, tokens)
+    return tokens if size == ModelConfig.vocab_size else max(size, tokens)

@@ -245,15 +245,15 @@ def fit_to_corpus(config: RunConfig, corpus: Corpus) -> list[str]:
     Raises ConfigError or DataError for options that do not fit the corpus.
     """
     notes, model = [], config.model
-    given, tokens = model.vocab_size, corpus.tokenizer.vocab_size
+    size, tokens = model.vocab_size, corpus.tokenizer.vocab_size
     # A preset's vocabulary is that of its published tokenizer; a smaller tokenizer leaves a part of it unused.
-    model.vocab_size = fitted_vocabulary(given, tokens)
-    if given > tokens and model.vocab_size == given:
+    model.vocab_size = fitted_vocabulary(size, tokens)
+    if size > tokens and model.vocab_size == size:
         notes.append(
-            f"the tokenizer has {tokens} tokens of the model's {given:,} (--model.vocab_size {tokens}: no more)"
+            f"the tokenizer has {tokens} tokens of the model's {size:,} (--model.vocab_size {tokens}: no more)"
         )
-    elif given not in (ModelConfig.vocab_size, tokens):
-        notes.append(f"--model.vocab_size {given} is too small and not used: the tokenizer has {tokens} tokens")
+    elif size not in (ModelConfig.vocab_size, tokens):
+        notes.append(f"--model.vocab_size {size} is too small and not used: the tokenizer has {tokens} tokens")
     require_rows(model, config.data, corpus)
     labels = list(corpus.control_names)
     if hasattr(model.depth, "control_trained"):
@@ -280,11 +280,13 @@ def fit_to_corpus(config: RunConfig, corpus: Corpus) -> list[str]:
 def require_rows(model: ModelConfig, data: DataOptions, corpus: Corpus) -> None:
     """Raises DataError if there is too little to train on, ConfigError for rows longer than learned positions."""
     width = max(batch.ids.shape[1] for batch in itertools.islice(corpus.batches("train"), 4))  # rows may vary
-    limit, given = model.max_length, data.seq_len
+    limit, seq_len = model.max_length, data.seq_len
     if limit is None:
         return
-    if given > limit:
-        raise ConfigError(f"data.seq_len {given} is longer than model.max_length {limit}: lower it to {limit} or less")
+    if seq_len > limit:
+        raise ConfigError(
+            f"data.seq_len {seq_len} is longer than model.max_length {limit}: lower it to {limit} or less"
+        )
     if width > limit:
         fix = "--data.cut true" if hasattr(data, "cut") else "another corpus"
         raise ConfigError(

@@ -127,10 +127,10 @@ def ended_together(fabric: Fabric) -> Iterator[None]:
         while cause := causes[-1].__cause__ or causes[-1].__context__:
             causes.append(cause)
         # A process that clears up after a TrainingError may find the others gone, and trip again.
-        ours = next((each for each in causes if isinstance(each, TrainingError)), None)
-        if ours is not None and rank() == 0:
-            raise ours from None
-        if ours is not None:
+        reported = next((each for each in causes if isinstance(each, TrainingError)), None)
+        if reported is not None and rank() == 0:
+            raise reported from None
+        if reported is not None:
             sys.exit(1)
         # A collective whose other side has gone may reach us before the signal to end.
         texts = (str(each).lower() for each in causes if isinstance(each, RuntimeError))

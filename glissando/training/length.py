@@ -39,5 +39,5 @@ class Length:
 
     @property
     def budgets(self) -> list[str]:
-        """Those of BUDGETS that are given."""
+        """The names in BUDGETS that have a value."""
         return [name for name in BUDGETS if getattr(self, name) is not None]

@@ -226,8 +226,8 @@ class Loop:
 
         Raises DivergenceError, on every process, if the loss or a gradient is not finite.
         """
-        mine, self.objective.sums = self.objective.sums, Sums()
-        sums, norms = over_processes(mine, list(gradients.values()), self.fabric.world_size)
+        local_sums, self.objective.sums = self.objective.sums, Sums()
+        sums, norms = over_processes(local_sums, list(gradients.values()), self.fabric.world_size)
         scale = self.task.nominal / max(sums.targets, 1)
         self.norms = {n: v * scale * self.shares[n].norm for n, v in zip(gradients, norms, strict=True)}
         self.grad_norm = math.hypot(*self.norms.values())
@@ -257,8 +257,8 @@ class Loop:
         self.state.seconds, asked = self.clock.elapsed(), self.stopping.asked is not None
         failed = self.saving.failed
         if self.fabric.world_size > 1:
-            mine = [self.state.seconds if self.fabric.is_global_zero else 0.0, asked, failed]
-            sums = torch.tensor(mine, dtype=widest(self.fabric.device), device=self.fabric.device)
+            votes = [self.state.seconds if self.fabric.is_global_zero else 0.0, asked, failed]
+            sums = torch.tensor(votes, dtype=widest(self.fabric.device), device=self.fabric.device)
             torch.distributed.all_reduce(sums)
             self.state.seconds, asked, failed = sums[0].item(), sums[1].item() > 0, sums[2].item() > 0
         if asked:

@@ -20,18 +20,18 @@ def optimizer_of(moments: Moments) -> str | None:
     """The optimizer that keeps these, by its name in training.optimizer.kind; None if there are none."""
     if not moments:
         return None
-    return "muon" if any("momentum_buffer" in own for own in moments.values()) else "adamw"
+    return "muon" if any("momentum_buffer" in tensors for tensors in moments.values()) else "adamw"
 
 
 def write_moments(run: Run, moments: Mapping[str, Mapping[str, Tensor]]) -> None:
     """Into optimizer.safetensors."""
     run.write_tensors(
-        OPTIMIZER, {f"{name}/{key}": value for name, own in moments.items() for key, value in own.items()}
+        OPTIMIZER, {f"{name}/{key}": value for name, tensors in moments.items() for key, value in tensors.items()}
     )
 
 
 def read_moments(run: Run) -> Moments:
-    """Those of a run that was made by growing; none of any other, or of one of its checkpoints.
+    """The moments of a run that was made by growing; none of any other run, or of a checkpoint.
 
     Raises RunError if the file is damaged.
     """

@@ -75,12 +75,12 @@ def optimizer_groups(
 
     `rate` multiplies the learning rate, `names` are the parameters'.
     """
-    decayed, own = decayed_names(model), shares(model, grown)
+    decayed, growth = decayed_names(model), shares(model, grown)
     groups: dict[tuple[bool, Share, bool], dict[str, Any]] = {}
     for name, parameter in model.named_parameters():
         if not parameter.requires_grad or (names is not None and name not in names):
             continue
-        decays, share = name in decayed, own[name]
+        decays, share = name in decayed, growth[name]
         rate, decay = (growth_rate(share), 1 / growth_rate(share)) if muon else (share.rate, share.decay)
         factors = {"weight_decay": weight_decay * decay if decays else 0.0, "eps": eps * share.eps, "rate": rate}
         group = groups.setdefault(
@@ -117,10 +117,12 @@ def empty_state(optimizer: torch.optim.Optimizer, saved: Collection[str]) -> dic
     places: dict[str, Tensor] = {}
     for group in optimizer.param_groups:
         for name, parameter in zip(group["names"], group["params"], strict=True):
-            own = {key: torch.zeros(()) if key == "step" else torch.zeros_like(parameter) for key in keys.get(name, [])}
-            if own:
-                optimizer.state[parameter] = own
-            places |= {f"{name}/{key}": value for key, value in own.items()}
+            zeros = {
+                key: torch.zeros(()) if key == "step" else torch.zeros_like(parameter) for key in keys.get(name, [])
+            }
+            if zeros:
+                optimizer.state[parameter] = zeros
+            places |= {f"{name}/{key}": value for key, value in zeros.items()}
     return places
 
 

@@ -32,9 +32,9 @@ class Share:
     def rate(self) -> float:
         return self.share * self.released
 
-    def released_by(self, held: float) -> float:
-        """What has been given back of the learning rate once the part `held` of it is left, see OptimizerOptions."""
-        return self.rate**held / self.share
+    def released_by(self, left: float) -> float:
+        """What has been given back of the learning rate once the part `left` of it is left, see OptimizerOptions."""
+        return self.rate**left / self.share
 
     @property
     def decay(self) -> float:
@@ -51,7 +51,7 @@ class Share:
 
 
 def shares(model: nn.Module, grown: Mapping[str, list[float]]) -> dict[str, Share]:
-    """Those of all parameters, from a run's record of the grown ones.
+    """The share of each parameter, from a run's record of the grown ones.
 
     Raises ConfigError for the name of a parameter that the model does not have.
     """
@@ -65,9 +65,9 @@ def shares(model: nn.Module, grown: Mapping[str, list[float]]) -> dict[str, Shar
 def remembered(run: Run) -> dict[str, list[float]]:
     """What the next training has to remember of a run's growth: its record, with what its own training has released."""
     before = run.read_config()
-    held = held_shares(before, run.checkpoint or run.own_checkpoint())
+    left = held_shares(before, run.checkpoint or run.own_checkpoint())
     grown = {name: Share(*values) for name, values in before.get("grown", {}).items()}
-    return {name: noted(old.share, old.copies, old.released_by(held)) for name, old in grown.items()}
+    return {name: noted(old.share, old.copies, old.released_by(left)) for name, old in grown.items()}
 
 
 def noted(share: float, copies: float, released: float) -> list[float]:

@@ -32,11 +32,11 @@ def start_tokenizer(run: Run, data: Any) -> Tokenizer | None:
 
     Raises ConfigError for another tokenizer in `data`.
     """
-    theirs = TOKENIZERS.read(run.read_config().get("data", {}).get("tokenizer", TOKENIZERS.default))
-    if data.tokenizer not in (theirs, BytesOptions()):
+    saved = TOKENIZERS.read(run.read_config().get("data", {}).get("tokenizer", TOKENIZERS.default))
+    if data.tokenizer not in (saved, BytesOptions()):
         raise ConfigError(
             f"data.tokenizer is {TOKENIZERS.kind_of(data.tokenizer)}, and the weights of {run.path} know their own "
-            f"alone, {TOKENIZERS.kind_of(theirs)}: leave data.tokenizer out, or train a new model without --from"
+            f"alone, {TOKENIZERS.kind_of(saved)}: leave data.tokenizer out, or train a new model without --from"
         )
     return run.read_tokenizer()
 
@@ -49,22 +49,22 @@ def load_start(source: str, config: ModelConfig, model: LanguageModel) -> list[s
     would have them start elsewhere.
     """
     run = Run.open(source)
-    theirs, ours = run.read_state_dict(), model.state_dict()
-    if lost := sorted(set(theirs) - set(ours)):
+    saved, initial = run.read_state_dict(), model.state_dict()
+    if lost := sorted(set(saved) - set(initial)):
         raise ConfigError(f"the model has no place for {_some(lost)} of {source}: give both the same model options")
-    for name, value in theirs.items():
-        if value.shape != ours[name].shape:
+    for name, value in saved.items():
+        if value.shape != initial[name].shape:
             raise ConfigError(
-                f"{name} is {list(value.shape)} in {source} and {list(ours[name].shape)} here: "
+                f"{name} is {list(value.shape)} in {source} and {list(initial[name].shape)} here: "
                 "give both the same model options"
             )
-    model.load_state_dict({**ours, **theirs})
+    model.load_state_dict({**initial, **saved})
     if unset := [n for n, b in model.named_buffers() if b.is_floating_point() and not b.isfinite().all()]:
         raise ConfigError(
             f"{source} has no values for {_some(unset)}, which no new layer has: give both the same layers"
         )
-    new = set(ours) - set(theirs)
-    notes = _keep_starts(config, _model_of(source), source, set(theirs), new)
+    new = set(initial) - set(saved)
+    notes = _keep_starts(config, _model_of(source), source, set(saved), new)
     if not is_checkpoint(Path(source)) and not run.has_ended:
         notes.append(f"{source} has not ended its training: this one starts from the weights that it has saved so far")
     return [*notes, f"not in {source}, so they start with new values: {_some(sorted(new))}"] if new else notes
@@ -77,9 +77,9 @@ def plan_starts(config: ModelConfig, start_from: str | None, before: ModelConfig
         before = _model_of(start_from)
     if before is not None and starting_differences(config, before, "model"):
         with torch.device("meta"):
-            ours, theirs = (set(LanguageModel(for_saved_weights(c)).state_dict()) for c in (config, before))
-        theirs = ours if grown else theirs
-        _keep_starts(config, before, str(start_from), theirs, ours - theirs)
+            names, old = (set(LanguageModel(for_saved_weights(c)).state_dict()) for c in (config, before))
+        old = names if grown else old
+        _keep_starts(config, before, str(start_from), old, names - old)
 
 
 def _model_of(run: str) -> ModelConfig:

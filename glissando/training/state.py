@@ -34,17 +34,17 @@ from glissando.training.optimizer import empty_state
 from glissando.training.task import Sums
 
 
-def over_processes(mine: Sums, gradients: list[Tensor], world_size: int) -> tuple[Sums, list[float]]:
+def over_processes(part: Sums, gradients: list[Tensor], world_size: int) -> tuple[Sums, list[float]]:
     """The sums of all processes and the norm of each gradient, as numbers: the one wait for the device."""
     norms = local_norms(gradients)
-    measured = [name for name, value in mine.also.items() if isinstance(value, Tensor)]
-    sums = torch.stack([mine.loss, *(mine.also[name].to(mine.loss) for name in measured)])
+    measured = [name for name, value in part.also.items() if isinstance(value, Tensor)]
+    sums = torch.stack([part.loss, *(part.also[name].to(part.loss) for name in measured)])
     if world_size == 1:
         numbers = torch.cat([norms, sums.to(norms.dtype)]).tolist()
         values, (loss, *also) = numbers[: len(gradients)], numbers[len(gradients) :]
-        return Sums(loss, mine.targets, mine.flops, mine.also | dict(zip(measured, also, strict=True))), values
-    most, counted = widest(sums.device), [name for name in mine.also if name not in measured]
-    counts = sums.new_tensor([mine.targets, mine.flops, *(mine.also[name] for name in counted)], dtype=most)
+        return Sums(loss, part.targets, part.flops, part.also | dict(zip(measured, also, strict=True))), values
+    most, counted = widest(sums.device), [name for name in part.also if name not in measured]
+    counts = sums.new_tensor([part.targets, part.flops, *(part.also[name] for name in counted)], dtype=most)
     # Of a sharded gradient no process has the whole norm, of another each of them.
     shares = [1.0 if local(gradient) is not gradient else 1 / world_size for gradient in gradients]
     squares = norms.to(most).square() * norms.new_tensor(shares, dtype=most) if 1.0 in shares else norms.new_zeros(0)
@@ -106,7 +106,9 @@ class TrainState:
         model, optimizer, lanes = rest.pop("model"), rest.pop("optimizer"), rest.pop("lanes")
         rest |= {"unlogged": dataclasses.asdict(self.unlogged), "lanes": [len(tensors) for tensors in lanes]}
         kept = {f"lanes/{lane}/{n}": leaf for lane, tensors in enumerate(lanes) for n, leaf in enumerate(tensors)}
-        moments = {f"optimizer/{name}/{key}": value for name, own in optimizer.items() for key, value in own.items()}
+        moments = {
+            f"optimizer/{name}/{key}": value for name, slots in optimizer.items() for key, value in slots.items()
+        }
 
         def fill(directory: Path) -> None:
             if group is None:

@@ -51,7 +51,7 @@ class TableRunConfig(TaskConfig):
 
     @classmethod
     def read(cls, values: Mapping[str, Any]) -> Self:
-        """Of plain nested values. Raises ConfigError for what is no configuration of this kind."""
+        """Reads plain nested values. Raises ConfigError for what is no configuration of this kind."""
         return from_dict(cls, {"data": {}, **values})
 
     def check(self, processes: int) -> None:

@@ -100,12 +100,12 @@ class StoriesCorpus(RowCorpus):
     def _training(self, rows: np.ndarray) -> list[list[Story]]:
         return [self._row(int(row)) for row in rows]
 
-    def _train_batches(self, start: int, mine: range) -> Iterator[Batch]:
+    def _train_batches(self, start: int, chosen: range) -> Iterator[Batch]:
         if not self.cut:
-            yield from super()._train_batches(start, mine)
+            yield from super()._train_batches(start, chosen)
             return
         for step in count(start):
-            yield self._cut_batch([self._window(step, row) for row in mine])
+            yield self._cut_batch([self._window(step, row) for row in chosen])
 
     def _row(self, number: int) -> list[Story]:
         """As many whole stories as fit into seq_len tokens, and at least one; just one if it is labelled."""
@@ -183,12 +183,12 @@ class StoriesCorpus(RowCorpus):
             len(windows), self.batch_size, start, shard, lambda rows: self._cut_batch([windows[row] for row in rows])
         )
 
-    def _batch(self, group: Sequence[Sequence[Story]], mine: Sequence[int]) -> Batch:
+    def _batch(self, group: Sequence[Sequence[Story]], chosen: Sequence[int]) -> Batch:
         """Padded on the right to a multiple of 64 that fits the longest row of the global batch."""
         eos = self.tokenizer.eos_id
         tokens = [[token for story in row for token in self._tokens(story.text)] for row in group]
         width = -(-max(map(len, tokens)) // _PAD_MULTIPLE) * _PAD_MULTIPLE
-        tokens, stories = [tokens[row] for row in mine], [story for row in mine for story in group[row]]
+        tokens, stories = [tokens[row] for row in chosen], [story for row in chosen for story in group[row]]
         inputs = [[eos, *ids[:-1]] + [eos] * (width - len(ids)) for ids in tokens]
         targets = [ids + [IGNORED] * (width - len(ids)) for ids in tokens]
         labels = [[story.labels[name] for name in LABELS] for story in stories]

@@ -79,9 +79,9 @@ def _check_lengths(queries: int, keys: int, visible: Tensor | str, window: int |
 def within(window: int, queries: int, keys: int, device: torch.device) -> Tensor:
     """bool (queries, keys): which of the keys are the latest `window` of each query, where the queries are the last."""
     slots = torch.arange(keys, device=device)
-    own = slots[keys - queries :].unsqueeze(1)
+    query_slot = slots[keys - queries :].unsqueeze(1)
     # Compared, not subtracted: eight bytes a pair would be eight times the mask.
-    return (own >= slots) & (own - window < slots)
+    return (query_slot >= slots) & (query_slot - window < slots)
 
 
 class _Band(NamedTuple):

@@ -41,12 +41,12 @@ class FixedAttention(Attention):
         self.capacity = mixer.config.window or capacity
 
     def init_state(self, batch_size: int, device: Any = None, dtype: Any = None) -> Any:
-        own = super().init_state(batch_size, device, dtype)
-        slots = own.k.new_zeros(batch_size, self.kv_heads, self.capacity, self.head_size)
-        decay = None if own.decay is None else own.decay.new_zeros(batch_size, self.heads, self.capacity)
+        state = super().init_state(batch_size, device, dtype)
+        slots = state.k.new_zeros(batch_size, self.kv_heads, self.capacity, self.head_size)
+        decay = None if state.decay is None else state.decay.new_zeros(batch_size, self.heads, self.capacity)
         length = zeros_position(batch_size, placement(self, device, dtype)["device"])
         position = length.double() if self.timed else length
-        return FixedState(slots, slots, decay, own.total, own.latest, length, position)
+        return FixedState(slots, slots, decay, state.total, state.latest, length, position)
 
     def _cached(
         self,
@@ -73,12 +73,12 @@ class FixedAttention(Attention):
 
     def _visible(self, length: Tensor, new: Any, slots: Any) -> Tensor:
         """bool (B, 1, T, slots)."""
-        own = (length.unsqueeze(1) + torch.arange(new, device=length.device)).unsqueeze(-1)
-        held = torch.arange(slots, device=length.device).view(1, 1, -1)
+        query_at = (length.unsqueeze(1) + torch.arange(new, device=length.device)).unsqueeze(-1)
+        slot = torch.arange(slots, device=length.device).view(1, 1, -1)
         if self.config.window is not None:
-            held = held + (length - self.capacity).view(-1, 1, 1)
-            return ((held >= 0) & (held <= own) & (held > own - self.config.window)).unsqueeze(1)
-        return (held <= own).unsqueeze(1)
+            slot = slot + (length - self.capacity).view(-1, 1, 1)
+            return ((slot >= 0) & (slot <= query_at) & (slot > query_at - self.config.window)).unsqueeze(1)
+        return (slot <= query_at).unsqueeze(1)
 
 
 def fixed_slots(position: Tensor) -> Any:

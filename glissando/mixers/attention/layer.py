@@ -306,8 +306,8 @@ class Attention(Mixer):
         if uniform and (new == end - first or self._windowed(end - first)):
             return "causal"
         slots = torch.arange(first, end, device=start.device)
-        own = start.unsqueeze(1) + torch.arange(new, device=start.device)
-        age = own.unsqueeze(-1) - slots
+        query_at = start.unsqueeze(1) + torch.arange(new, device=start.device)
+        age = query_at.unsqueeze(-1) - slots
         visible = age >= 0 if window is None else (age >= 0) & (age < window)
         return visible.unsqueeze(1)
 

@@ -53,9 +53,9 @@ def step(q, k, v, biases, sizes, scale, pages, places, total, latest, filled, sc
             decay = numbers_at(pages[begin // GROUP] + places[2], heads * GROUP, np.float64)
             for h in range(heads):
                 at = key_place(begin, h, 1)
-                line, own, now = scores[h, begin : begin + GROUP], decay[at : at + GROUP], total[h]
+                line, logit_decay, now = scores[h, begin : begin + GROUP], decay[at : at + GROUP], total[h]
                 for j in range(GROUP):
-                    line[j] += np.float32(now - own[j])
+                    line[j] += np.float32(now - logit_decay[j])
     for h in range(heads):
         softmax_weights(scores[h], count, sums)
     weighted_values(scores, heads, groups, size, pages, places[1], count, sums, y)

@@ -126,9 +126,9 @@ class Delta(Mixer):
         counts = c.transition == "reflect" or (c.keys == "previous" and c.input == "held")
         self.accepts = frozenset({"mask"} if counts else {"mask", "dt"})
         h, keys = c.heads, c.heads * self.key_size
-        own = 0 if c.keys == "previous" else keys
+        key_width = 0 if c.keys == "previous" else keys
         turns = h if self.rotates else 0
-        self.sizes = [keys, c.writes * own, c.writes * keys, c.writes * h, h, turns, keys]
+        self.sizes = [keys, c.writes * key_width, c.writes * keys, c.writes * h, h, turns, keys]
         self.project = nn.Linear(hidden_size, sum(self.sizes), bias=False)
         self.out = nn.Linear(keys, hidden_size, bias=False)
         self.log_rate = nn.Parameter(torch.empty(h, 1))
@@ -179,8 +179,8 @@ class Delta(Mixer):
             write = exact(write).view(rows, steps, c.writes, self.heads) + exact(self.write_bias)
             rate = exact(decay).view(rows, steps, self.heads, 1) + exact(self.decay_bias)
             rate = exact(self.log_rate).exp() * 8 * torch.sigmoid(rate)  # 1 / tau
-            held = ctx if c.input == "held" else ctx.without("dt")
-            erase, store = self._strengths(write, rate, _time(exact(x).dtype, held), held.dt is not None)
+            aged = ctx if c.input == "held" else ctx.without("dt")
+            erase, store = self._strengths(write, rate, _time(exact(x).dtype, aged), aged.dt is not None)
             rate = rate * dt
             if ctx.dt is not None:
                 rate = rate.clamp_max(_AT_REST)

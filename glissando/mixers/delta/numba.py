@@ -245,11 +245,11 @@ def step(parts, sizes, vectors, s, latest, work, sums, y):  # noqa: C901 - one t
         for c in range(keys):
             query[c] = q[c]
         if turns:
-            own = angle[h * half : (h + 1) * half]
+            head_angle = angle[h * half : (h + 1) * half]
             for i in range(half):
-                own[i] = _TWO * sigmoid(parts[at_turn + h]) * omega[h * half + i]
-            _turn(state, own, values, one)
-            _turn(query, own, 1, -one)
+                head_angle[i] = _TWO * sigmoid(parts[at_turn + h]) * omega[h * half + i]
+            _turn(state, head_angle, values, one)
+            _turn(query, head_angle, 1, -one)
     key_rows, query_rows, change = k[: n * keys].reshape(n, keys), queries[: n * keys].reshape(n, keys), out[:values]
     for h in range(heads):
         at, state = h * keys * values, s[h * keys * values : (h + 1) * keys * values]

@@ -93,14 +93,14 @@ def delta_rule(
     if exporting():
         o, (last,) = over_time(_step, (s0,), (q, k, v, g.exp(), e, b))
         return o, last
-    given = {"q": q, "k": k, "v": v, "g": g, "e": e, "b": b, "s0": s0}
+    tensors = {"q": q, "k": k, "v": v, "g": g, "e": e, "b": b, "s0": s0}
     if backend == "reference":
-        return reference(**given)
-    mixed = backend == "auto" and not same_reals(*given.values())
+        return reference(**tensors)
+    mixed = backend == "auto" and not same_reals(*tensors.values())
     if backend == "chunked" or mixed or not use_numba("delta_rule", backend, q):
-        return _chunked(**given, gaps=gaps) if steps > 1 else reference(**given)
-    require_types("delta_rule", **given)
-    if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in given.values()):
+        return _chunked(**tensors, gaps=gaps) if steps > 1 else reference(**tensors)
+    require_types("delta_rule", **tensors)
+    if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors.values()):
         return _Delta.apply(q, k, v, g, e, b, s0)
     o, last, _, _ = _forward(q, k, v, g, e, b, s0, keep=False)
     return o, last
@@ -120,8 +120,8 @@ def _step(carry: tuple[Tensor, ...], now: tuple[Tensor, ...]) -> tuple[tuple[Ten
     """One token of the equation: S in and out, and o."""
     q, k, v, a, e, b = now
     s = a.unsqueeze(-1) * carry[0]
-    found = torch.einsum("bhkv,bhk->bhv", s, k)
-    change = b.unsqueeze(-1) * v - e.unsqueeze(-1) * found
+    recalled = torch.einsum("bhkv,bhk->bhv", s, k)
+    change = b.unsqueeze(-1) * v - e.unsqueeze(-1) * recalled
     s = s + k.unsqueeze(-1) * change.unsqueeze(-2)
     return (s,), torch.einsum("bhkv,bhk->bhv", s, q)
 
@@ -150,14 +150,14 @@ def _chunked(
     keys, queries = (k @ k.transpose(-1, -2)) * decay, (q @ k.transpose(-1, -2)) * decay
     system = (e * keys).tril(-1) + torch.eye(chunk, dtype=q.dtype, device=q.device)
     sides = torch.cat([b * v, e * kept * k], -1)
-    own, by_state = torch.linalg.solve_triangular(system, sides, upper=False, unitriangular=True).split(
+    by_value, by_state = torch.linalg.solve_triangular(system, sides, upper=False, unitriangular=True).split(
         [v.shape[-1], k.shape[-1]], -1
     )
     k = (k * to_end).transpose(-1, -2)
     last = torch.diag_embed(kept[..., -1, :].expand(*kept.shape[:-2], k.shape[-2]))
-    ends = _chain(last - k @ by_state, k @ own, s0)
+    ends = _chain(last - k @ by_state, k @ by_value, s0)
     before = torch.cat([s0.unsqueeze(2), ends[:, :, :-1]], 2)
-    outputs = (q * kept) @ before + queries @ (own - by_state @ before)
+    outputs = (q * kept) @ before + queries @ (by_value - by_state @ before)
     return outputs.flatten(2, 3)[:, :, :steps].transpose(1, 2), ends[:, :, -1].clone()
 
 
@@ -193,11 +193,11 @@ class _Delta(torch.autograd.Function):
         q, k, v, g, e, b, kept, w = ctx.saved_tensors
         state = grad_last.clone(memory_format=torch.contiguous_format)
         grads = [torch.empty_like(x, memory_format=torch.contiguous_format) for x in (q, k, v, g, e, b)]
-        given = [as_rows(x, 3) for x in (q, k, v, g.exp())]
-        given += [as_rows(x, 2) for x in (e, b)]
+        inputs = [as_rows(x, 3) for x in (q, k, v, g.exp())]
+        inputs += [as_rows(x, 2) for x in (e, b)]
         arrays = [x.numpy() for x in (kept, w, state, *grads)]
         heads = state.flatten(0, 1)
-        over_rows(backward, heads, *given, as_rows(grad, 3), *arrays, KEPT_EVERY, cost=8 * q.shape[1])
+        over_rows(backward, heads, *inputs, as_rows(grad, 3), *arrays, KEPT_EVERY, cost=8 * q.shape[1])
         return *grads, state
 
 
@@ -212,8 +212,8 @@ def _forward(
     state = s0.detach().clone(memory_format=torch.contiguous_format)
     kept = state.new_empty(rows, heads, -(-steps // KEPT_EVERY) if keep else 0, size, v.shape[-1])
     w = state.new_empty(v.shape if keep else (0, 0, 0, 0))
-    given = [as_rows(x, 3) for x in (q, k, v, g.exp())]
-    given += [as_rows(x, 2) for x in (e, b)]
+    inputs = [as_rows(x, 3) for x in (q, k, v, g.exp())]
+    inputs += [as_rows(x, 2) for x in (e, b)]
     arrays = [x.numpy() for x in (state, o, kept, w)]
-    over_rows(forward, state.flatten(0, 1), *given, *arrays, KEPT_EVERY, cost=4 * steps)
+    over_rows(forward, state.flatten(0, 1), *inputs, *arrays, KEPT_EVERY, cost=4 * steps)
     return o, state, kept, w

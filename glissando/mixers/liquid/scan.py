@@ -259,7 +259,7 @@ def _table(angle: Tensor) -> Any:
     return torch.stack([torch.sin(angle), 2 * torch.sin(angle / 2) ** 2]).detach().numpy()
 
 
-def _given(b: Tensor, z: Tensor, x0: Tensor, packed: Packed) -> tuple[Any, ...]:
+def _inputs(b: Tensor, z: Tensor, x0: Tensor, packed: Packed) -> tuple[Any, ...]:
     return (*_rows(b, z), as_rows(x0, 1), *packed)
 
 
@@ -276,7 +276,7 @@ def _run(b: Tensor, z: Tensor, x0: Tensor, packed: Packed, coupled: bool, *of_gr
     from glissando.mixers.liquid.numba import forward
 
     x = b.new_empty(*z.shape, 2)
-    over_rows(forward, x, *_given(b, z, x0, packed), coupled, *_rows(x), cost=_COST)
+    over_rows(forward, x, *_inputs(b, z, x0, packed), coupled, *_rows(x), cost=_COST)
     return x
 
 
@@ -312,12 +312,12 @@ def _backward(x: Tensor, b: Tensor, z: Tensor, x0: Tensor, dt: Tensor | None, *r
         return grad_b, grad_z, flow, None if dt is None or of_dt is None else of_dt.to(dt.dtype), *singles, state
     from glissando.mixers.liquid.numba import backward
 
-    given = _given(b, z, x0, packed)
+    inputs = _inputs(b, z, x0, packed)
     grad_b, grad_z, flow = x.new_empty(x.shape), z.new_empty(z.shape), x0.new_empty(x0.shape)
     sums = torch.zeros(z.shape[0], 8 * z.shape[2], dtype=torch.float64)
     of_time = torch.zeros(z.shape[:2], dtype=torch.float64)
     results = (*_rows(grad_b, grad_z), as_rows(flow, 1), sums.numpy(), of_time.numpy())
-    over_rows(backward, x, *_rows(x), *given, coupled, *_rows(grad), *results, cost=2 * _COST)
+    over_rows(backward, x, *_rows(x), *inputs, coupled, *_rows(grad), *results, cost=2 * _COST)
     *singles, p, q, _ = sums.sum(0).to(z.dtype).view(-1, 8).unbind(1)
     state = None if vectors[5] is None else torch.stack([p, q], -1)
     grad_b = grad_b if b.ndim == 4 else grad_b[..., 0]
@@ -346,14 +346,14 @@ def _operation_backward(
     tau: Tensor, adaptation: Tensor, state: Tensor | None, coupled: bool, impulse: bool, form: str,
     grad: Tensor,
 ) -> list[Tensor]:  # fmt: skip
-    found = _backward(x, b, z, x0, dt, decay, turn, step, tau, adaptation, state, coupled, impulse, form, grad)
+    gradients = _backward(x, b, z, x0, dt, decay, turn, step, tau, adaptation, state, coupled, impulse, form, grad)
     # No two results of an operation may share memory, as columns of one array do.
-    return [gradient.clone(memory_format=torch.contiguous_format) for gradient in found if gradient is not None]
+    return [gradient.clone(memory_format=torch.contiguous_format) for gradient in gradients if gradient is not None]
 
 
 @_operation_backward.register_fake
 def _(x: Tensor, *rest: Any) -> list[Tensor]:
-    return [given.new_empty(given.shape) for given in rest[:-4] if given is not None]
+    return [tensor.new_empty(tensor.shape) for tensor in rest[:-4] if tensor is not None]
 
 
 def _keep(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
@@ -363,8 +363,8 @@ def _keep(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
 
 
 def _gradients(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-    found = iter(_operation_backward(*ctx.saved_tensors, ctx.coupled, ctx.impulse, ctx.form, grad))
-    return *(next(found) if is_there else None for is_there in ctx.is_there), None, None, None
+    gradients = iter(_operation_backward(*ctx.saved_tensors, ctx.coupled, ctx.impulse, ctx.form, grad))
+    return *(next(gradients) if is_there else None for is_there in ctx.is_there), None, None, None
 
 
 _operation.register_autograd(_gradients, setup_context=_keep)

@@ -297,18 +297,18 @@ def backward(
     blocks = triton.cdiv(size, _BLOCK)
     of_b, of_z, of_x0 = (y.new_empty(y.shape) for y in (b, z, x0))
     sums, of_time = z.new_empty(batch, 7, size), z.new_empty((1,) if time is None else (batch, blocks, steps))
-    given = (x, b, z, x0, time, vectors, grad)
+    tensors = (x, b, z, x0, time, vectors, grad)
     results = (of_b, of_z, of_x0, sums, of_time)
-    _launch(_backward, time, b, z, given, results, COUPLED=coupled, IMPULSE=impulse, blocks=blocks)
+    _launch(_backward, time, b, z, tensors, results, COUPLED=coupled, IMPULSE=impulse, blocks=blocks)
     return of_b, of_z, of_x0, sums.sum(0, dtype=torch.float64), None if time is None else of_time.sum(1)
 
 
 def _launch(
-    kernel: Any, time: Tensor | None, b: Tensor, z: Tensor, given: tuple[Tensor | None, ...],
+    kernel: Any, time: Tensor | None, b: Tensor, z: Tensor, tensors: tuple[Tensor | None, ...],
     results: tuple[Tensor, ...], **options: Any,
 ) -> None:  # fmt: skip
     batch, steps, size = z.shape
-    arrays = (z if y is None else y.contiguous() for y in given)  # a time that is None is not read
+    arrays = (z if y is None else y.contiguous() for y in tensors)  # a time that is None is not read
     if not z.numel():
         return
     with torch.cuda.device_of(z):

@@ -71,7 +71,7 @@ class _PhaseGate(torch.autograd.Function):
         grad_s = torch.empty_like(s, memory_format=torch.contiguous_format)
         sums = torch.zeros(len(s), 3, len(alpha), dtype=torch.float64)
         vectors = tuple(as_rows(v, 0) for v in (alpha, beta, omega))
-        given = (as_rows(s, 2), tanh.numpy(), *vectors, position.numpy(), as_rows(grad, 2))
-        over_rows(gate_backward, s, *given, as_rows(grad_s, 2), sums.numpy())
+        arrays = (as_rows(s, 2), tanh.numpy(), *vectors, position.numpy(), as_rows(grad, 2))
+        over_rows(gate_backward, s, *arrays, as_rows(grad_s, 2), sums.numpy())
         of_alpha, of_beta, of_omega = sums.sum(0).to(alpha.dtype)
         return grad_s, of_alpha, of_beta, of_omega * beta, None

@@ -56,6 +56,6 @@ class _Ratio(torch.autograd.Function):
         grad_z = torch.empty_like(z, memory_format=torch.contiguous_format)
         grad_f = torch.zeros(len(z), len(f), dtype=torch.complex128)
         grad_g = torch.zeros(len(z), len(g), dtype=torch.float64)
-        given = (as_rows(z, 2), as_rows(f, 0), as_rows(g, 0), ctx.floor, as_rows(grad, 2))
-        over_rows(filter_backward, z, *given, as_rows(grad_z, 2), as_rows(grad_f, 1), as_rows(grad_g, 1))
+        arrays = (as_rows(z, 2), as_rows(f, 0), as_rows(g, 0), ctx.floor, as_rows(grad, 2))
+        over_rows(filter_backward, z, *arrays, as_rows(grad_z, 2), as_rows(grad_f, 1), as_rows(grad_g, 1))
         return grad_z, grad_f.sum(0).to(f.dtype), grad_g.sum(0).to(g.dtype), None

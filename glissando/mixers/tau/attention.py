@@ -59,14 +59,14 @@ def tau_attention(
 
     Raises ValueError for shapes that do not fit, ConfigError for a backend that cannot run here.
     """
-    given, values, backend = v.dtype, v, resolved(backend)
+    dtype, values, backend = v.dtype, v, resolved(backend)
     e = exponents(k, None, None) if e is None else wide(e)
     batch, heads, length = q.shape
     keys = (batch, heads, k.shape[-1])
     require_shapes("tau_attention", k=(k, keys), v=(v, (*keys, v.shape[-1])), e=(e, keys))
     if past is None:
         past = torch.full((batch,), k.shape[2] - length, dtype=torch.int64, device=q.device)
-    exact = torch.promote_types(torch.promote_types(given, q.dtype), torch.float32)
+    exact = torch.promote_types(torch.promote_types(dtype, q.dtype), torch.float32)
     q, k, v = q.to(exact), k.to(exact), v.to(exact)
     inverse = (1 / torch.as_tensor(temperature, dtype=widest(q.device), device=q.device)).expand(heads)
     if _use_triton(backend, q, v):
@@ -87,7 +87,7 @@ def tau_attention(
     else:
         with without_autocast(q.device.type):
             o = _reference(q, k, v, e, inverse, past)
-    return o.to(given)
+    return o.to(dtype)
 
 
 def exponents(k: Tensor, importance: Tensor | None, cumulative_log_forget: Tensor | None) -> Tensor:
@@ -124,8 +124,8 @@ def _use_fast(backend: str, q: Tensor, k: Tensor) -> bool:
 
 def _reference(q: Tensor, k: Tensor, v: Tensor, e: Tensor, inverse: Tensor, past: Tensor) -> Tensor:
     """The definition."""
-    own = past.to(q.device).unsqueeze(1) + torch.arange(q.shape[2], device=q.device)
-    visible = (torch.arange(k.shape[2], device=q.device) <= own.unsqueeze(-1)).unsqueeze(1)
+    query_at = past.to(q.device).unsqueeze(1) + torch.arange(q.shape[2], device=q.device)
+    visible = (torch.arange(k.shape[2], device=q.device) <= query_at.unsqueeze(-1)).unsqueeze(1)
     gap, e, scale = (wide(q).unsqueeze(-1) - wide(k).unsqueeze(-2)).abs(), e.unsqueeze(-2), inverse.view(-1, 1, 1)
     # Exponents and distances over T may be in the thousands, and what is left where they cancel decides: logits are of
     # the widest type until the heaviest key's is taken off, which changes no weight. Distances count from that key's,

@@ -263,9 +263,9 @@ def _direct(q, k, e, v, g, delta, lse, past, inverse, first, last, sums, dk, de,
         at = min(start + j, k.shape[0] - 1)
         own_k[j], own_e[j] = k[at], e[at]
     for i in range(first, last):
-        seen, own = i - first, np.float64(q[i])
+        seen, query = i - first, np.float64(q[i])
         for j in range(_BLOCK):
-            logits[j] = own_e[j] - abs(own - own_k[j]) * inverse - lse[i] if j <= seen else -np.inf
+            logits[j] = own_e[j] - abs(query - own_k[j]) * inverse - lse[i] if j <= seen else -np.inf
         for j in range(_BLOCK):
             p[j] = _exp(v.dtype.type(min(logits[j], 0.0)))
         for j in range(seen + 1):
@@ -278,7 +278,7 @@ def _direct(q, k, e, v, g, delta, lse, past, inverse, first, last, sums, dk, de,
         # Where one key takes nearly all the weight, all of its ds is rounding of D_i, and dk has it over T.
         rounding = sums[i, _DS]
         for j in range(seen + 1):
-            at, gap = start + j, own - own_k[j]
+            at, gap = start + j, query - own_k[j]
             sign = 1.0 if gap > 0 else (-1.0 if gap < 0 else 0.0)
             gap = abs(gap) * inverse
             kept = ds[j] - p[j] * rounding

@@ -75,8 +75,8 @@ def build(options: Options) -> str:
 
 def show(options: Options) -> str:
     """A saved Laplacian in figures, one a line."""
-    if given := _given(options, (*SOURCES, *_DETAILS, "size", "out")):
-        raise ConfigError(f"show takes a file alone; leave out --{', --'.join(given)}")
+    if extra := _given(options, (*SOURCES, *_DETAILS, "size", "out")):
+        raise ConfigError(f"show takes a file alone; leave out --{', --'.join(extra)}")
     if options.file is None:
         raise ConfigError("show needs a file: glissando laplacian show domain.safetensors")
     from . import laplacian as graphs
@@ -107,12 +107,12 @@ def _figures(laplacian: Tensor) -> dict[str, str]:
 
 def _source(options: Options) -> str:
     """The one source that is given. Raises ConfigError for none, several, and an option that it has no use for."""
-    given = _given(options, SOURCES)
+    sources = _given(options, SOURCES)
     choice = ", ".join(f"--{name}" for name in SOURCES)
-    if len(given) != 1:
-        got = " and ".join(f"--{name}" for name in given) or "none"
+    if len(sources) != 1:
+        got = " and ".join(f"--{name}" for name in sources) or "none"
         raise ConfigError(f"build needs exactly one source, got {got}; choose one of {choice}")
-    source = given[0]
+    source = sources[0]
     for name in _given(options, _DETAILS):
         if name not in SOURCES[source]:
             users = ", ".join(f"--{other}" for other, uses in SOURCES.items() if name in uses)

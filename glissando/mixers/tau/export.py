@@ -34,10 +34,13 @@ class FixedCache(TauCache):
         self.capacity = capacity
 
     def init_state(self, batch_size: int, device: torch.device, dtype: torch.dtype) -> Any:
-        own, capacity = super().init_state(batch_size, device, dtype), self.capacity
-        k, v = own.k.new_zeros(batch_size, self.heads, capacity), own.v.new_zeros(*own.v.shape[:2], capacity, self.size)
-        e = None if own.e is None else k.double()
-        return FixedTauState(k, v, e, own.total, own.latest, own.position)
+        state, capacity = super().init_state(batch_size, device, dtype), self.capacity
+        k, v = (
+            state.k.new_zeros(batch_size, self.heads, capacity),
+            state.v.new_zeros(*state.v.shape[:2], capacity, self.size),
+        )
+        e = None if state.e is None else k.double()
+        return FixedTauState(k, v, e, state.total, state.latest, state.position)
 
     def attend(self, p: Projected, state: Any, counts: Any, ctx: Context) -> tuple[Tensor, Any]:
         put, e, total = fixed_slots(state.position), state.e, state.total

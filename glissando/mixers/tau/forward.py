@@ -122,9 +122,9 @@ def _direct(q, k, e, v, past, inverse, first, last, m, total, o, work):
         at = min(start + j, k.shape[0] - 1)
         own_k[j], own_e[j] = k[at], e[at]
     for i in range(first, last):
-        seen, own, highest = i - first, np.float64(q[i]), m[i]
+        seen, query, highest = i - first, np.float64(q[i]), m[i]
         for j in range(_BLOCK):
-            logits[j] = own_e[j] - abs(own - own_k[j]) * inverse if j <= seen else -np.inf
+            logits[j] = own_e[j] - abs(query - own_k[j]) * inverse if j <= seen else -np.inf
         for j in range(_BLOCK):
             highest = max(highest, logits[j])
         share, kept = o.dtype.type(0), _exp(o.dtype.type(m[i] - highest))
@@ -210,14 +210,14 @@ def single(q, k, e, v, past, inverse, o, first, last):
     """One query a row, that of the latest key: q (R, 1), otherwise as `forward`. Keys are read in their order."""
     p, logits = np.empty(_STRETCH, v.dtype), np.empty(_STRETCH, np.float64)
     for row in range(first, last):
-        count, out, own, scale = past[row] + 1, o[row, 0], np.float64(q[row, 0]), inverse[row]
+        count, out, query, scale = past[row] + 1, o[row, 0], np.float64(q[row, 0]), inverse[row]
         out[:] = 0
         highest, total = -np.inf, v.dtype.type(0)
         for start in range(0, count, _STRETCH):
             length = min(_STRETCH, count - start)
             top = highest
             for j in range(length):
-                logits[j] = e[row, start + j] - abs(own - k[row, start + j]) * scale
+                logits[j] = e[row, start + j] - abs(query - k[row, start + j]) * scale
             for j in range(length):
                 top = max(top, logits[j])
             for j in range(length):

@@ -201,13 +201,13 @@ def components(laplacian: Tensor) -> list[list[int]]:
     for i, j in edges_of(laplacian)[0].T.tolist():
         neighbors[i].append(j)
         neighbors[j].append(i)
-    found: list[list[int]] = []
+    parts: list[list[int]] = []
     seen: set[int] = set()
     for start in range(len(neighbors)):
         if start not in seen:
-            found.append(sorted(_reachable(start, neighbors)))
-            seen.update(found[-1])
-    return sorted(found, key=len, reverse=True)
+            parts.append(sorted(_reachable(start, neighbors)))
+            seen.update(parts[-1])
+    return sorted(parts, key=len, reverse=True)
 
 
 def _reachable(start: int, neighbors: list[list[int]]) -> set[int]:
@@ -279,8 +279,8 @@ def load(path: str | Path) -> tuple[Tensor, dict[str, str]]:
     path = Path(path).expanduser()
     tensors, metadata = _read(path)
     if metadata.get("format") != FORMAT or set(tensors) != {"edges", "weights"} or "size" not in metadata:
-        found = metadata.get("format")
-        raise RunError(f"{path} holds no Laplacian: its format is {found!r}, not {FORMAT!r}. {_REBUILD}")
+        version = metadata.get("format")
+        raise RunError(f"{path} holds no Laplacian: its format is {version!r}, not {FORMAT!r}. {_REBUILD}")
     edges, weights = tensors["edges"], tensors["weights"]
     digest = metadata.pop("sha256", None)
     if digest != _digest(metadata, edges, weights):

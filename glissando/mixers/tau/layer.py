@@ -385,10 +385,10 @@ def starting_laplacian(source: str, size: int) -> Tensor:
             f"tau.laplacian must be `chain`, `saved` or a file of `glissando laplacian build`, got {source!r}, "
             "which is none"
         )
-    found, _ = graphs.load(source)
-    if len(found) != size:
+    laplacian, _ = graphs.load(source)
+    if len(laplacian) != size:
         raise ConfigError(
-            f"tau.laplacian {source} is over {len(found)} features and a head of this model has {size}; build it with "
-            f"`glissando laplacian build ... --size {size}`, or set tau.key_size: {len(found)}"
+            f"tau.laplacian {source} is over {len(laplacian)} features and a head of this model has {size}; build it "
+            f"with `glissando laplacian build ... --size {size}`, or set tau.key_size: {len(laplacian)}"
         )
-    return graphs.normalise(found)
+    return graphs.normalise(laplacian)

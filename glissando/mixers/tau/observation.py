@@ -75,20 +75,20 @@ def collapses(observed: Mapping[str, float]) -> dict[str, tuple[type[Warning], s
 
     Both are judged by means over the layers: one layer may well average.
     """
-    found = {}
+    collapsed = {}
     low, middle, high = (observed.get(f"energy_{q}", math.nan) for q in ("p05", "p50", "p95"))
     if high - low <= _LEAST_SPREAD * middle:
-        found["energies"] = (
+        collapsed["energies"] = (
             f"the keys' energies are nearly all the same: from their 5th to their 95th percentile they differ by "
             f"{high - low:.3g} around {middle:.3g}, and tau attention distinguishes keys by nothing else. Learn L "
             "(--model.mixer.laplacian_weights learned or diagonal), or take another --model.mixer.laplacian"
         )
     keys, share = (observed.get(name, math.nan) for name in ("effective_keys", "effective_share"))
     if share > _LARGEST_SHARE and keys > _FEW_KEYS:
-        found["attention"] = (
+        collapsed["attention"] = (
             f"attention is nearly an average: {share:.1%} of the visible keys are attended to alike. Lower the "
             f"temperature (--model.mixer.temperature; it is {observed['temperature']:.3g}), or set tau to the "
             f"energies' median if it is far from it ({observed['tau']:.3g} and {middle:.3g}; "
             "--model.mixer.calibration start)"
         )
-    return {kind: (CollapseWarning, message) for kind, message in found.items()}
+    return {kind: (CollapseWarning, message) for kind, message in collapsed.items()}

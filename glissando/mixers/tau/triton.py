@@ -125,8 +125,8 @@ def _forward(
     at = tl.load(base, mask=within, other=0.0)
     at_low = tl.load(base + length, mask=within, other=0.0)
     q = tl.load(base + 2 * length, mask=within, other=0.0)
-    own = tl.load(past + row // heads) + tl.minimum(i, length - 1)
-    end = tl.minimum(tl.max(own, 0) + 1, n_keys).to(tl.int32)
+    query_at = tl.load(past + row // heads) + tl.minimum(i, length - 1)
+    end = tl.minimum(tl.max(query_at, 0) + 1, n_keys).to(tl.int32)
     highest = tl.full([TILE], -3e38, tl.float32)
     weight = tl.zeros([TILE], tl.float32)
     gap = tl.zeros([TILE], tl.float32)
@@ -134,7 +134,7 @@ def _forward(
     for start in range(0, end, TILE):
         j = start + tl.arange(0, TILE)
         a, a_low, b, b_low, k = _keys(keys, row, n_keys, j, j < end)
-        visible = (j[None, :] <= own[:, None]) & (j < end)[None, :]
+        visible = (j[None, :] <= query_at[:, None]) & (j < end)[None, :]
         # What is taken off a row's logits need not be the largest exactly: high halves do.
         rough = tl.minimum(a[None, :] - at[:, None], b[None, :] + at[:, None])
         higher = tl.maximum(highest, tl.max(tl.where(visible, rough, -3e38), 1))
@@ -167,8 +167,8 @@ def _over_keys(
     within = i < length
     u, u_low, w, w_low, q, delta, mean = _queries(queries, row, length, i, within)
     g = _tile(grad, row, length, i, within, width, WIDTH)
-    own = tl.load(past + row // heads) + tl.minimum(i, length - 1)
-    end = tl.minimum(tl.max(own, 0) + 1, n_keys).to(tl.int32)
+    query_at = tl.load(past + row // heads) + tl.minimum(i, length - 1)
+    end = tl.minimum(tl.max(query_at, 0) + 1, n_keys).to(tl.int32)
     of_q = tl.zeros([TILE], tl.float32)
     lost_q = of_q
     of_gap = of_q
@@ -176,7 +176,7 @@ def _over_keys(
     for start in range(0, end, TILE):
         j = start + tl.arange(0, TILE)
         a, a_low, b, b_low, k = _keys(keys, row, n_keys, j, j < end)
-        visible = (j[None, :] <= own[:, None]) & (j < end)[None, :] & within[:, None]
+        visible = (j[None, :] <= query_at[:, None]) & (j < end)[None, :] & within[:, None]
         p = tl.exp2(tl.where(visible, _logits(a, a_low, b, b_low, u, u_low, w, w_low), -float("inf")))
         v = _tile(values, row, n_keys, j, j < end, width, WIDTH)
         slope = p * (tl.dot(g, tl.trans(v), input_precision=PRECISION) - delta[:, None])
@@ -269,12 +269,12 @@ def backward(
     at, high = q.double() * _scale(inverse), lse * _LOG2E
     mean = gaps if with_gap else delta
     queries = torch.stack([*_halves(high + at), *_halves(high - at), q, delta, mean], 2)
-    given = (queries, _planes(k, e, inverse), v.contiguous(), past, grad.contiguous())
+    tensors = (queries, _planes(k, e, inverse), v.contiguous(), past, grad.contiguous())
     dq, far, dk, de = q.new_empty(q.shape), q.new_empty(q.shape), k.new_empty(k.shape), k.new_empty(k.shape)
     dv = o.new_empty(v.shape)
     with torch.cuda.device_of(q):
-        _launch(_over_keys, q, v, batch * heads, length, *given, dq, far, WITH_GAP=with_gap)
-        _launch(_over_queries, q, v, batch * heads, k.shape[2], *given, dk, de, dv)
+        _launch(_over_keys, q, v, batch * heads, length, *tensors, dq, far, WITH_GAP=with_gap)
+        _launch(_over_queries, q, v, batch * heads, k.shape[2], *tensors, dk, de, dv)
     of_inverse = -far.double().sum((0, 2)) if with_gap else inverse.new_empty(0)
     scale = inverse.view(-1, 1)
     return (dq * -scale).to(q.dtype), (dk * scale).to(k.dtype), dv.to(v.dtype), de.double(), of_inverse
@@ -295,8 +295,8 @@ def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tenso
 
 
 def _gradients(ctx: Any, grad: Tensor, *_: Tensor) -> tuple[Tensor | None, ...]:
-    *found, of_inverse = backward(*ctx.saved_tensors, grad)
-    return *found, of_inverse if ctx.with_gap else None, None, None
+    *gradients, of_inverse = backward(*ctx.saved_tensors, grad)
+    return *gradients, of_inverse if ctx.with_gap else None, None, None
 
 
 forward.register_autograd(_gradients, setup_context=_keep)
