@@ -21,6 +21,7 @@ from urllib.parse import urlsplit
 import pytest
 
 pytest.importorskip("fastapi", reason="needs the [serve] extra")
+import h11
 import httpx2 as httpx
 from serving import ENDLESS, NAME, connected, serving, tiny, wait_until
 
@@ -29,6 +30,7 @@ from glissando.errors import ConfigError
 from glissando.model import LanguageModel
 from glissando.serving.api import Server
 from glissando.serving.limits import Limits
+from glissando.serving.protocol import BoundedConnection
 
 LIMITS = Limits(max_prompt=2000, max_tokens=50_000, max_copies=8, patience=2.0)
 HEAD = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n"
@@ -146,6 +148,82 @@ def test_two_thousand_random_requests_are_answered_or_refused(url):
     fuzz(url, 2000)
 
 
+CHUNKED = HEAD.partition(b"content-length")[0] + b"transfer-encoding: chunked\r\n\r\n"
+LINES = {
+    "chunks": (CHUNKED + b"1\r\nx\r\n" * 60_000, "413", "more than 256 chunks; send larger ones, or a content-length"),
+    "headers": (b"GET /health HTTP/1.1\r\nhost: x\r\n" + b"a:\r\n" * 10_000 + b"\r\n", "431", "more than 100 headers"),
+    "trailers": (CHUNKED + b"0\r\n" + b"a:\r\n" * 60_000 + b"\r\n", "431", "more than 100 headers; send fewer"),
+}
+
+
+def attack(url: str, sent: bytes) -> bytes:
+    """What came back until the connection ended."""
+    received = b""
+    with connected(url) as link, contextlib.suppress(ConnectionResetError, BrokenPipeError):
+        link.sendall(sent)
+        while part := link.recv(4096):
+            received += part
+    return received
+
+
+@pytest.mark.parametrize("kind", LINES)
+def test_sixteen_clients_of_many_short_lines_hold_nobody_up(url, kind):
+    """60,000 chunks of a byte each, 360 KB on the wire: /health took 9 s."""
+    sent = LINES[kind][0]
+    with healthy(url), ThreadPoolExecutor(16) as pool:
+        list(pool.map(lambda _: attack(url, sent), range(16)))
+
+
+@pytest.mark.serial
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["chunks", "million"])
+def test_a_hundred_clients_of_many_short_lines_hold_nobody_up(url, kind):
+    sent = CHUNKED + b"1\r\nx\r\n" * {"chunks": 60_000, "million": 1_000_000}[kind]
+    with healthy(url), ThreadPoolExecutor(16) as pool:
+        list(pool.map(lambda _: attack(url, sent), range(100)))
+
+
+@pytest.mark.parametrize("kind", LINES)
+def test_short_lines_are_counted_before_they_cost(kind):
+    """However many there are in what was read, no more than these and those of 4 KiB are parsed."""
+    sent, status, message = LINES[kind]
+    connection, events = BoundedConnection(h11.SERVER), []
+
+    def parse() -> None:
+        for first in range(0, len(sent), 4096):
+            connection.receive_data(sent[first : first + 4096])
+            while (event := connection.next_event()) is not h11.NEED_DATA:
+                events.append(event)
+
+    with pytest.raises(h11.RemoteProtocolError, match=message) as refused:
+        parse()
+    assert str(refused.value.error_status_hint) == status
+    assert len(events) <= 258
+
+
+def test_few_long_chunks_and_many_requests_are_taken(url):
+    """The bounds are a request's, and not a connection's."""
+    body = json.dumps({"model": NAME, "prompt": "a", "max_tokens": 1}).encode().ljust(200)
+    chunked = CHUNKED + b"".join(b"1\r\n%c\r\n" % byte for byte in body) + b"0\r\n\r\n"
+    with connected(url) as link:
+        for _ in range(3):
+            link.sendall(chunked)
+            received = b""
+            while not received.endswith(b"}]}"):
+                received += link.recv(4096)
+            assert received.startswith(b"HTTP/1.1 200")
+
+
+def test_what_breaks_the_protocol_is_reported_in_json(url):
+    received = attack(url, LINES["headers"][0][:3000] + b"\r\n")
+    assert received.startswith(b"HTTP/1.1 431")
+    assert (
+        json.loads(received.partition(b"\r\n\r\n")[2])["error"]["message"]
+        == "the request has more than 100 headers; send fewer"
+    )
+    assert attack(url, b"what\r\n\r\n").startswith(b"HTTP/1.1 400")
+
+
 def test_a_slow_reader_does_not_make_a_stopping_server_complain(model, caplog):
     asked = {"model": NAME, "prompt": [97] * 1900, "max_tokens": 0, "echo": True, "logprobs": 20}
     body = json.dumps(asked).encode()
@@ -230,9 +308,7 @@ def test_what_clients_send_is_not_logged(model, caplog):
         logger = logging.getLogger("uvicorn.error")  # which passes nothing on
         logger.addHandler(caplog.handler)
         logger.setLevel(Server({NAME: model}).config().log_level.upper())
-        with connected(url) as link:
-            link.sendall(b"what\r\n\r\n")
-            assert link.recv(4096).startswith(b"HTTP/1.1 400")
+        assert attack(url, b"what\r\n\r\n").startswith(b"HTTP/1.1 400")
         logger.removeHandler(caplog.handler)
     assert not caplog.records
 
