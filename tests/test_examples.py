@@ -14,8 +14,8 @@ ROOT = Path(__file__).resolve().parents[1]
 LEFT_OUT = {"add_a_mixer", "outside_models", "aeon_classifier"}
 EXAMPLES = sorted({path.stem for path in (ROOT / "examples").glob("*.py")} - LEFT_OUT)
 EXPERIMENTS = sorted(path.stem for path in (ROOT / "research").glob("*.py") if '"--quick"' in path.read_text("utf-8"))
-#: how the packaged models are trained, which takes longest
-SLOW = ["pretrained"]
+#: they take half a minute or more, how the packaged models are trained longest
+SLOW = ["beyond_length", "dial_probability", "elastic_depth", "forgetting", "pretrained"]
 
 pytestmark = pytest.mark.example
 
