@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import sys
 import threading
 import time
@@ -53,7 +54,9 @@ class _Noticed:
     def write(self, text: str) -> int:
         with self._clock.lock:
             self._clock.hide()
-            self._clock.written, self._clock.is_mid_line = time.perf_counter(), not text.endswith("\n")
+            self._clock.written = time.perf_counter()
+            if text:  # a bar that has ended goes back to the beginning of its line, which is empty
+                self._clock.is_mid_line = not text.endswith(("\n", "\r"))
             return self._stream.write(text)
 
 
@@ -62,7 +65,8 @@ class _Clock(threading.Thread):
 
     def __init__(self, terminal: TextIO, silent: float) -> None:
         super().__init__(daemon=True)
-        self.terminal, self.silent, self.lock, self.ended = terminal, silent, threading.Lock(), threading.Event()
+        self.terminal, self.silent, self.ended = terminal, silent, threading.Event()
+        self.lock = threading.RLock()  # what is finalized while a line is written may write one
         self.began = self.written = time.perf_counter()
         self.is_mid_line = self.is_shown = False
 
@@ -86,13 +90,20 @@ class _Clock(threading.Thread):
 
 @contextlib.contextmanager
 def never_silent(silent: float = SILENT_SECONDS) -> Iterator[None]:
-    """While the block runs, a terminal at stderr shows the time whenever nothing was printed for `silent` seconds."""
+    """While the block runs, a terminal at stderr shows the time whenever nothing was printed for `silent` seconds.
+
+    Of several processes that train together the first one alone shows it, as it alone prints.
+    """
     out, err = sys.stdout, sys.stderr
-    if err is None or not err.isatty():
+    # As glissando.training.launch.rank has it, which would import PyTorch.
+    rank = next((os.environ[name] for name in ("RANK", "LOCAL_RANK", "SLURM_PROCID") if name in os.environ), "0")
+    if err is None or not err.isatty() or rank != "0":
         yield
         return
     clock = _Clock(err, silent)
-    sys.stdout, sys.stderr = _Noticed(out, clock), _Noticed(err, clock)
+    sys.stderr = _Noticed(err, clock)
+    if out is not None and out.isatty():  # what goes into a file is nothing on the terminal
+        sys.stdout = _Noticed(out, clock)
     clock.start()
     try:
         yield

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import itertools
 import sys
+import threading
 import time
 
 import pytest
@@ -75,6 +76,51 @@ def test_the_time_never_stands_in_a_line_that_is_being_written(monkeypatch):
         before = terminal.getvalue()
         time.sleep(0.2)
         assert terminal.getvalue() == before
+
+
+@pytest.mark.parametrize("shown", ["bar", "text in a file"])
+def test_the_time_is_shown_behind_a_bar_that_has_ended_and_beside_a_text_that_goes_into_a_file(monkeypatch, shown):
+    terminal = Terminal()
+    monkeypatch.setattr(sys, "stderr", terminal)
+    monkeypatch.setattr(sys, "stdout", io.StringIO())
+    with never_silent(0.02):
+        if shown == "bar":
+            assert list(track("abc", "reading")) == ["a", "b", "c"]
+        else:
+            print("Once upon", end="")
+        deadline = time.monotonic() + 10
+        while "working" not in terminal.getvalue() and time.monotonic() < deadline:
+            time.sleep(0.005)
+    assert "working, 0:00" in terminal.getvalue()
+
+
+@pytest.mark.parametrize("name", ["RANK", "LOCAL_RANK", "SLURM_PROCID"])
+def test_of_processes_that_train_together_the_first_alone_shows_the_time(monkeypatch, name):
+    terminal = Terminal()
+    monkeypatch.setattr(sys, "stderr", terminal)
+    monkeypatch.setenv(name, "1")
+    with never_silent(0.02):
+        time.sleep(0.2)
+    assert terminal.getvalue() == ""
+
+
+def test_what_is_written_while_a_line_is_written_waits_for_nothing(monkeypatch):
+    """As a warning of what is finalized then."""
+
+    class Interrupted(Terminal):
+        def write(self, text: str) -> int:
+            if text == "line":
+                print("a warning", file=sys.stderr)
+            return super().write(text)
+
+    terminal = Interrupted()
+    monkeypatch.setattr(sys, "stderr", terminal)
+    with never_silent():
+        writer = threading.Thread(target=lambda: print("line", file=sys.stderr), daemon=True)
+        writer.start()
+        writer.join(10)
+        assert not writer.is_alive()
+    assert terminal.getvalue() == "a warning\nline\n"
 
 
 def test_a_file_is_left_as_it_is(monkeypatch):
