@@ -101,6 +101,8 @@ def test_a_large_text_that_a_run_knows_by_its_ends_is_known_again(tmp_path):
     assert files._difference(path, known) is None
     path.write_bytes(b"a" * end + b"middle" + b"b" * (end - 1) + b"c")
     assert f"that had 33,554,438 bytes with SHA-256 {digest[:12]}" in files._difference(path, known)
+    path.write_bytes(b"shorter than an end")
+    assert f"that had 33,554,438 bytes with SHA-256 {digest[:12]}" in files._difference(path, known)
 
 
 def test_two_processes_do_not_train_in_one_directory(tmp_path):
