@@ -136,6 +136,12 @@ def fit(asked: Any, within: float | None, spent: float = 0.0) -> tuple[Any, dict
     return shorter, expected, said.getvalue()
 
 
+def begin_a_training(asked: Any) -> None:
+    config = asked.run_jobs(dict.fromkeys(asked.names, 1e-3))[0].path(asked.directory) / CONFIG
+    config.parent.mkdir(parents=True)
+    config.touch()
+
+
 def test_a_comparison_that_takes_too_long_has_fewer_models_and_a_smaller_budget(tmp_path, monkeypatch):
     asked = planning(tmp_path, monkeypatch)
     fixed = 2 + 12 * 0.5 + 0.01 * (300 + DECODED) + 8 * 1e-3
@@ -153,11 +159,11 @@ def test_a_comparison_that_takes_too_long_has_fewer_models_and_a_smaller_budget(
     shorter.write_plan()
     again = comparison(tmp_path, **SMALL)
     again.given, again.budget = [*ASKED], Amount("tokens", 13000.0)
+    duration.resumed(again)
+    assert (again.names, again.budget) == (ASKED, Amount("tokens", 13000.0))  # before any training it is sized anew
+    begin_a_training(again)
     assert duration.resumed(again) is again
     assert (again.names, again.budget) == (shorter.names, shorter.budget)
-    config = again.run_jobs(dict.fromkeys(again.names, 1e-3))[0].path(again.directory) / CONFIG
-    config.parent.mkdir(parents=True)
-    config.touch()
     same, expected, said = fit(again, 3)
     assert (same, expected) == (again, {})
     assert "--within sizes a comparison before its first training" in said
@@ -192,6 +198,7 @@ def test_a_plan_of_another_command_is_not_taken_up(models, budget, tmp_path):
     before = comparison(tmp_path, **SMALL)
     before.given, before.budget = ASKED[:3], Amount("tokens", 9000.0)
     before.write_plan()
+    begin_a_training(before)
     again = comparison(tmp_path, **SMALL)
     again.given, again.budget = models, budget
     duration.resumed(again)

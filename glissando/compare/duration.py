@@ -40,7 +40,7 @@ def fitted(comparison: Comparison, within: float | None, log: Log, began: float)
     The shorter one has fewer models, the first ones, and a smaller budget; probes are not counted. Nothing is timed
     where a training has begun before: what is there goes on with the budget that it has.
     """
-    if any(comparison.directory.glob(f"*/*/*/{CONFIG}")):
+    if _has_trainings(comparison):
         if within is not None:
             log.print(
                 f"{planned(comparison)}: {comparison.directory} has trainings, which go on with this budget. --within "
@@ -85,10 +85,11 @@ def fitted(comparison: Comparison, within: float | None, log: Log, began: float)
 
 
 def resumed(comparison: Comparison) -> Comparison:
-    """With the models and the budget that the same command had chosen before, from the plan in its directory; a plan
-    that is no shorter form of what is asked for is of another command, and changes nothing."""
+    """With the models and the budget that the same command had chosen before, from the plan in its directory, where a
+    training has begun; a plan that is no shorter form of what is asked for is of another command, and changes nothing.
+    """
     file = comparison.directory / PLAN
-    if not file.is_file():
+    if not file.is_file() or not _has_trainings(comparison):
         return comparison
     plan = json.loads(file.read_bytes())
     value, _, kind = plan["budget"].partition(" ")
@@ -101,6 +102,10 @@ def resumed(comparison: Comparison) -> Comparison:
         comparison.given, comparison.budget = plan["models"], budget
         del comparison.models
     return comparison
+
+
+def _has_trainings(comparison: Comparison) -> bool:
+    return any(comparison.directory.glob(f"*/*/*/{CONFIG}"))
 
 
 def _costs(comparison: Comparison, name: str, log: Log) -> tuple[float, float]:
