@@ -16,7 +16,7 @@ from training_runs import PLAIN, assert_same_tensors, configuration, last_checkp
 from glissando.cli import main
 from glissando.data.base import WHOLE, Shard
 from glissando.data.corpora import JsonlOptions, StoriesOptions, TextOptions, build_corpus
-from glissando.errors import ConfigError
+from glissando.errors import ConfigError, RunError
 from glissando.evaluation.carried import score_carried
 from glissando.evaluation.scoring import score
 from glissando.events.task import EventsRunConfig
@@ -220,6 +220,20 @@ def test_resuming_before_the_first_turns_are_over(tmp_path, monkeypatch):
     assert list(map(bool, last.lanes)) == [False] * (16 - last.step) + [True] * last.step
     resume(tmp_path / "x")
     assert_same_tensors(weights(tmp_path / "x"), weights(tmp_path / "whole"))
+
+
+@pytest.mark.parametrize("accumulate", [1, 2])
+def test_a_run_whose_batches_took_no_turns_is_refused(tmp_path, monkeypatch, two_turns, accumulate):
+    """Two shards of one turn have as many states as one shard of two."""
+    monkeypatch.setattr("glissando.data.text._LANES", 4)
+    changes = {"training": {"carry": 0.8, "steps": 8, "save_every": 2, "accumulate": accumulate}}
+    training_runs.crash_in(monkeypatch, 5, KeyError())
+    with pytest.raises(KeyError):
+        train(configuration(tmp_path, CARRY, changes), tmp_path / "x")
+    assert len(last_checkpoint(tmp_path / "x").lanes) == accumulate
+    monkeypatch.setattr("glissando.data.text._LANES", 8)
+    with pytest.raises(RunError, match="was saved by another version of glissando"):
+        resume(tmp_path / "x")
 
 
 def test_without_the_lanes_resuming_differs(tmp_path, monkeypatch, two_turns):

@@ -149,16 +149,21 @@ class TrainState:
             <= rest.keys()
             <= {each.name for each in dataclasses.fields(cls)}
         ):
-            raise RunError(
-                f"{path} was saved by another version of glissando, and only that version can resume it. Start a new "
-                "training from its weights: glissando train --from RUN"
-            )
+            raise other_version(path)
         rest["lanes"] = [[kept[f"lanes/{lane}/{n}"] for n in range(count)] for lane, count in enumerate(rest["lanes"])]
         rest["unlogged"] = Sums(**rest["unlogged"])
         if is_sharded and not tensors:
             return cls(**rest)  # `read_shards` reads the others next
         optimizer = saved_optimizer(directory) if is_sharded else by_parameter(below("optimizer", kept))
         return cls(**rest, model=saved_weights(directory), optimizer=optimizer)
+
+
+def other_version(path: str | Path) -> RunError:
+    """The error for a checkpoint that holds something else than this version saves."""
+    return RunError(
+        f"{path} was saved by another version of glissando, and only that version can resume it. Start a new "
+        "training from its weights: glissando train --from RUN"
+    )
 
 
 def read_shards(path: Path, module: nn.Module, optimizer: torch.optim.Optimizer) -> None:
