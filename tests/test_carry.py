@@ -264,6 +264,22 @@ def test_lanes_are_shared_out_anew_among_another_number_of_shards(tmp_path, befo
                 np.testing.assert_array_equal(leaf.detach(), expected[rank::now].detach())
 
 
+@pytest.mark.parametrize("rows", [1, 3, 5])
+@pytest.mark.parametrize(("before", "now"), [(2, 1), (1, 2), (2, 4), (4, 2), (3, 2), (4, 1)])
+def test_lanes_of_a_batch_that_shards_do_not_share_evenly(rows, before, now):
+    """As of windows, of which a small batch gives each shard one, some twice."""
+
+    def parts(world):
+        whole = np.resize(np.arange(1.0, rows + 1), max(rows, world))
+        return [torch.from_numpy(whole[rank::world]).unsqueeze(1) for rank in range(world)]
+
+    model = SimpleNamespace(init_state=lambda size: (torch.zeros(size, 1, dtype=torch.float64),))
+    lanes = restored([[part] for part in parts(before)], model, [Shard(rank, now) for rank in range(now)], 1)
+    for part, expected in zip(lanes, parts(now), strict=True):
+        (state,) = part.begin(model, len(expected), torch.zeros(len(expected), dtype=torch.bool))
+        torch.testing.assert_close(state, expected, rtol=0, atol=0)
+
+
 # ---------------------------------------------------------------------- refused
 
 

@@ -31,6 +31,8 @@ class Lanes:
         state = self.states.popleft()
         if state is None or (fresh is not None and bool(fresh.all())):
             return model.init_state(rows)
+        if len(first := next(leaves(state))) > rows:  # of more shards, to whom a small batch gave a row twice
+            state = select_rows(state, torch.arange(rows, device=first.device))
         if fresh is None:
             return state
         empty = model.init_state(1)
@@ -60,12 +62,14 @@ def restored(saved: Sequence[Sequence[Tensor]], model: Any, shards: Sequence[Sha
 
 
 def _rows_of(shard: Shard, states: Sequence[State]) -> State:
-    """The state of the rows of `shard`, from those of other shards."""
+    """The state of the rows of `shard`, from those of other shards, the first of which may have a row more."""
     if states[0] is None:
         return None
-    before, first = len(states), next(leaves(states[0]))
-    row = torch.arange(shard.rank, before * len(first), shard.world, device=first.device)
-    return select_rows(join_rows(*states), row % before * len(first) + row // before)
+    before, first = len(states), [next(leaves(state)) for state in states]
+    begin = np.cumsum([0, *map(len, first)])
+    row = np.arange(shard.rank % begin[-1], begin[-1], shard.world)
+    chosen = torch.from_numpy(begin[row % before] + row // before)
+    return select_rows(join_rows(*states), chosen.to(first[0].device))
 
 
 def fresh_rows(batch: Any, training: Any, step: int, shard: Shard) -> Tensor:
