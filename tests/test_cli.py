@@ -291,6 +291,15 @@ def test_a_prompt_from_stdin(typed, run, capsys, monkeypatch):
     assert capsys.readouterr().out == expected
 
 
+def test_a_prompt_that_is_typed_is_asked_for(run, capsys, monkeypatch):
+    """In a line that stays open: the time that a silent terminal shows would be written over what is typed."""
+    typed = io.TextIOWrapper(io.BytesIO(b"The fox\n"))
+    monkeypatch.setattr(typed, "isatty", lambda: True)
+    monkeypatch.setattr(sys, "stdin", typed)
+    assert main(["generate", str(run), "--seed", "1", "--max_tokens", "4", "--prompt", "-"]) == 0
+    assert capsys.readouterr().err.startswith("the prompt, then Ctrl-D: ")
+
+
 def test_prompts_are_repeated(run, capsys, monkeypatch):
     command = ["generate", str(run), "--seed", "1", "--max_tokens", "4"]
     assert main([*command, "--prompt", "a", "--prompt", "b", "--prompt", "c"]) == 0

@@ -77,6 +77,8 @@ def _take_prompts(o: Options) -> None:
     if o.prompt.count("-") > 1:
         raise ConfigError("--prompt - is given more than once; stdin can be read once")
     if "-" in o.prompt:
+        if sys.stdin.isatty():  # a line that is begun, so that no time is shown over what is typed
+            print("the prompt, then Ctrl-D: ", end="", file=sys.stderr, flush=True)
         try:
             read = sys.stdin.buffer.read().decode()
         except UnicodeDecodeError as error:
