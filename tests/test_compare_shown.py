@@ -6,6 +6,7 @@ import contextlib
 import io
 import re
 import time
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +14,13 @@ import pytest
 import yaml
 from comparisons import comparison
 
-from glissando.compare import duration, log
+from glissando.compare import duration, log, speed
 from glissando.compare import run as compare
 from glissando.compare.log import JobProgress, Log
 from glissando.compare.measure import read_measured
 from glissando.compare.plan import Amount, Comparison, Job
 from glissando.compare.speed import DECODED, Cost, measure_speed
+from glissando.compare.training import with_vocabulary
 from glissando.data.corpora import build_corpus
 from glissando.decoding import CompiledStep
 from glissando.errors import ConfigError
@@ -117,6 +119,31 @@ def test_speed_says_what_it_measures(tmp_path, monkeypatch):
     assert [line.removeprefix("measuring speed: ") for line in said] == [
         "decoding after 8 tokens", "training steps in turn", *(f"memory of {name}" for name in runs)
     ]  # fmt: skip
+
+
+def test_held_out_text_is_timed_of_a_batch_that_was_scored_before_and_never_held_whole(monkeypatch):
+    """The first pass may compile a kernel, and a held-out text may be large."""
+    config = Comparison(["transformer-nano"], "out", Amount("steps", 4), data={**SMALL["data"], "valid_rows": 12})
+    config = config.config(Job("run", "transformer-nano", 0, 1e-3))
+    kind = type(build_corpus(config.data))
+    alive, most, scored = [0], [0], []
+    batches = kind._valid_batches
+
+    def watched(*args):
+        for batch in batches(*args):
+            alive[0] += 1
+            most[0] = max(most[0], alive[0])
+            weakref.finalize(batch.ids, lambda: alive.__setitem__(0, alive[0] - 1))
+            yield batch
+
+    def slow_at_first(*_):
+        time.sleep(0.0 if scored else 1.0)
+        scored.append(1)
+
+    monkeypatch.setattr(kind, "_valid_batches", watched)
+    monkeypatch.setattr(speed, "score", slow_at_first)
+    assert speed.cost_of(with_vocabulary(config)).held_out < 1.0
+    assert most[0] <= 3
 
 
 def planning(path: Path, monkeypatch) -> Any:

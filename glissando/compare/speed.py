@@ -133,10 +133,12 @@ def cost_of(config: RunConfig) -> Cost:
         step()
         steps += 1
     taken = (time.perf_counter() - began) / steps
-    batches = list(build_corpus(config.data, entry.model.tokenizer).batches("valid"))
-    began = time.perf_counter()
-    score(entry.model, batches[:1])
-    held_out = (time.perf_counter() - began) * len(batches)
+    corpus = build_corpus(config.data, entry.model.tokenizer)
+    number, first = sum(1 for _ in corpus.batches("valid")), next(corpus.batches("valid"))
+    for _ in range(2):  # the first compiles what steps do not use
+        began = time.perf_counter()
+        score(entry.model, [first])
+    held_out = (time.perf_counter() - began) * number
     decoded = 0.0
     if entry.max_length() > _TOKENS and not getattr(entry.model.depth, "recomputes", False):
         entry.model.eval()
