@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
+import threading
 import weakref
 from dataclasses import replace
 
@@ -367,3 +369,41 @@ def test_rows_are_freed_without_a_collection_of_garbage():
         assert array() is None
     finally:
         gc.enable()
+
+
+def test_pages_live_as_long_as_any_thread_writes_to_them(monkeypatch):
+    """Ctrl-C ends the call where one thread is interrupted, while another one still runs."""
+    model = LanguageModel(ModelConfig(vocab_size=50, hidden_size=32, mixer={"kind": "attention", "heads": 2}))
+    decoder = Decoder(model.eval())
+    rows = decoder.rows(model.init_state(2))
+    decoder.step(torch.tensor([1, 2]), rows)
+    pages = [weakref.ref(page) for each in rows.pages for page in each]
+    left, ended, alive = threading.Event(), threading.Event(), []
+
+    def run(*arguments):
+        if arguments[-2] == 0:
+            raise KeyboardInterrupt
+        left.wait(10)
+        alive.extend(page() is not None for page in pages)
+        ended.set()
+
+    monkeypatch.setattr("glissando.decoding.decoder.run", run)
+    monkeypatch.setattr("glissando.kernels.compiled._WORK_A_THREAD", 1)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
+    with contextlib.suppress(KeyboardInterrupt):
+        decoder.step(torch.tensor([1, 2]), rows)
+    del rows
+    gc.collect()
+    left.set()
+    assert ended.wait(10)
+    assert alive == [True, True]
+
+
+def test_rows_that_are_kept_take_no_registers():
+    """Prefixes keep many, and count what `bytes_of` says."""
+    model = build("mixer:attention-default", torch.float32)
+    decoder = Decoder(model)
+    rows = decoder.rows(model.init_state(2))
+    decoder.step(torch.tensor([1, 2]), rows)
+    assert rows.registers.nbytes
+    assert not decoder.select(rows, [0]).registers.nbytes

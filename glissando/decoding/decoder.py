@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -31,7 +32,7 @@ class Rows:
     pages      of each text, its caches in pages of 64 tokens, each an array of bytes. Texts may share pages that are
                full: these are never written again
     addresses  (B, G) int64 of the pages
-    registers  (B or more, R) float32: vectors of the latest tokens
+    registers  (B or more, R) float32: vectors of the latest tokens; (0, R) before the first, as kept rows have none
     """
 
     fixed: Any
@@ -174,6 +175,8 @@ class Decoder:
         self._make_room(rows, counts)
         count, kept = int(counts.max()), _NO_LOGITS if logits is None else logits
         written = np.empty((len(ids), count), np.int64)
+        if len(rows.registers) < len(rows):
+            rows.registers = aligned((len(rows), self.program.registers), np.float32)
         drawing = (*sampler.arguments(count), end, counts, kept, written)
         self._run(self._writing, rows, ids.copy(), control, 1, drawing)
         sampler.use(written)
@@ -212,7 +215,7 @@ class Decoder:
         )  # fmt: skip
         if batch > 1:
             cost = max(length, drawing[-1].shape[1]) * self.weight_bytes // 2
-            over_rows(run, torch.empty(batch, 1), *arguments, cost=cost)
+            over_rows(partial(_run_with, rows.pages), torch.empty(batch, 1), *arguments, cost=cost)
         else:
             run(*arguments, 0, batch)
 
@@ -267,7 +270,7 @@ class Decoder:
         addresses = np.zeros((len(lists), max(map(len, lists), default=0)), np.int64)
         for row, each in enumerate(lists):
             addresses[row, : len(each)] = [page.ctypes.data for page in each]
-        return Rows(fixed, exact, filled, lists, addresses, aligned((len(lists), self.program.registers), np.float32))
+        return Rows(fixed, exact, filled, lists, addresses, np.empty((0, self.program.registers), np.float32))
 
     def _cut_pages(self, rows: Rows, row: int, filled: int) -> None:
         """The first `filled` slots of a row: full pages, and a copy of the one that is not."""
@@ -316,6 +319,12 @@ _NO_CONTROL = np.zeros((1, 1), np.float32)
 _NO_LOGITS = np.empty((0, 0, 0), np.float32)
 #: what stands for the arguments of drawing in a step that draws nothing
 _NOT_DRAWN = (*Sampler([], 0).arguments(0), -1, np.empty(0, np.int64), _NO_LOGITS, np.empty((0, 0), np.int64))
+
+
+def _run_with(_: list[list[Any]], *arguments: Any) -> None:
+    """The program on a thread that holds the pages, of which the kernel has addresses alone: where another thread is
+    interrupted, or fails, nobody else holds them."""
+    run(*arguments)
 
 
 def _limits(model: LanguageModel) -> tuple[int, int | None]:
