@@ -70,6 +70,18 @@ def test_a_late_step_does_not_catch_up(hybrid):
     assert len(session.written) == 3
 
 
+@pytest.mark.parametrize("options", [{"step": "plain"}, {"step": "compiled"}, {"step": "compiled", "lookup": 8}])
+@pytest.mark.parametrize("pace", [100.0, 1000.0])
+def test_a_fast_pace_is_kept_however_many_tokens_a_call_writes(pace, options):
+    model, clock = tiny("hybrid-ode-nano", mixer={"kind": "attention", "heads": 2}).float(), Clock()
+    engine = Engine(model, clock=clock, **options)
+    (session,), _ = submit(engine, request_for(model, "The fox", 150, pace=pace, temperature=0))
+    while not session.done:
+        engine.step()
+        clock.now += 0.0005
+    assert 100 / pace < clock.now < 155 / pace + 0.01
+
+
 def test_the_pace_changes_while_a_text_is_written(hybrid):
     clock = Clock()
     engine = Engine(hybrid, clock=clock)

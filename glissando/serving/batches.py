@@ -141,29 +141,20 @@ class Batch:
             self.keep([row for row, its in enumerate(kinds) if its == self.together])
         return leaving
 
-    def tick(self, now: float) -> bool:
-        """Whether tokens are due now; then the next ones are, a pace later. A late batch does not catch up."""
-        if now < self.due:
-            return False
+    def wait(self, now: float, count: int) -> None:
+        """So many tokens are written since `now`: the next ones are due at the pace. A late batch does not catch up."""
         if self.together.pace is not None:
-            pause = self._paced / self.together.pace
+            pause = count / self.together.pace
             self.due = (self.due if now - self.due < pause else now) + pause
-        return True
 
-    @property
-    def _paced(self) -> int:
-        """Tokens that a paced text gets at once: so many that it moves on every `PROMPT` seconds, and at least one."""
-        return max(1, int((self.together.pace or 0) * PROMPT))
-
-    def counts(self, block: int) -> Any:
-        """(B,) the tokens that are to be written in the next call, `block` at most: what takes `PROMPT` seconds, or
-        `PATIENT` where no text streams."""
+    def counts(self, block: int, longest: float) -> Any:
+        """(B,) the tokens that are to be written in the next call, `block` at most: what takes `longest` seconds, and
+        of a paced text so many that it moves on every `PROMPT` seconds, and at least one."""
         if self.together.pace is not None:
-            block = min(block, self._paced)
-        elif self._seconds is None:
+            block = min(block, max(1, int(self.together.pace * PROMPT)))
+        if self._seconds is None:
             block = min(block, 4)
         elif self._seconds > 0:
-            longest = PROMPT if any(session.request.streams for session in self.sessions) else PATIENT
             block = min(block, max(1, int(longest / self._seconds)))
         return np.array([min(block, session.left) for session in self.sessions], np.int64)
 

@@ -34,7 +34,7 @@ from glissando.machine import available_bytes, readable
 from glissando.mixers import Memo
 from glissando.model import LanguageModel
 from glissando.sampling import Sampler
-from glissando.serving.batches import MARK_EVERY, MARKS, Batch, Reading, Together, overflown, pushed
+from glissando.serving.batches import MARK_EVERY, MARKS, PATIENT, PROMPT, Batch, Reading, Together, overflown, pushed
 from glissando.serving.memory import Needs
 from glissando.serving.prefixes import Prefixes
 from glissando.serving.runner import Runner
@@ -228,7 +228,7 @@ class Engine:
         self._try(self._read, readings)
         self._deliver()
         self._turn()
-        due = [batch for batch in self.batches if batch.tick(self.clock())]
+        due = [batch for batch in self.batches if batch.due <= self.clock()]
         for batch in due:
             self._try(self._write, batch)
         self.idle = not (readings or due)
@@ -422,7 +422,7 @@ class Engine:
                 sessions[row].marks.update(reading.marks)
             batch.add([sessions[row] for row in going], step.select([0] * len(going)), drawn[going, 0])
             if request.pace is not None and batch.due == -math.inf:
-                batch.tick(self.clock())  # their first tokens are written
+                batch.wait(self.clock(), 1)  # their first tokens are written
 
     # ------------------------------------------------------------------ writing
 
@@ -443,7 +443,9 @@ class Engine:
         return going
 
     def _write(self, batch: Batch) -> None:
-        counts, logits = batch.counts(self.block), None
+        # Where somebody reads a text as it comes, others do not hold it up, whichever batch they are in.
+        is_read = any(session.request.streams for each in self.batches for session in each.sessions)
+        counts, logits = batch.counts(self.block, PROMPT if is_read else PATIENT), None
         if any(session.request.top is not None for session in batch.sessions):
             size = self.model.config.vocab_size
             counts = counts.clip(max=max(1, _LOGITS // (len(counts) * size)))
@@ -451,8 +453,9 @@ class Engine:
             logits = np.empty((len(counts), counts.max(), size), kind)
         if self.prefixes.limit:
             batch.mark()
-        control = self._control([session.control for session in batch.sessions])
+        now, control = self.clock(), self._control([session.control for session in batch.sessions])
         written = batch.write(counts, control, self._known, self.tokenizer.eos_id, self.lookup, self.clock, logits)
+        batch.wait(now, written.shape[1])
         going = self._push(batch.sessions, written, logits)
         for row, session in enumerate(batch.sessions):
             if session.done:
