@@ -82,24 +82,34 @@ class Prefixes:
         places = _digests(ids, lengths, (control, owner))
         size = step.bytes + 256 * (1 + len(places)) + sum(part.nbytes for mark in before.values() for part in mark)
         size += 0 if logits is None else logits.numel() * logits.element_size()
-        if not places or size > self.limit or places[-1] in self._texts:
+        if not places or size > self.limit:
             return
-        new = [(place, n) for place, n in zip(places, lengths, strict=True) if place not in self._places or n == length]
-        for place, n in new:
-            self._lengths[n] += place not in self._places
-            self._places[place] = places[-1], n
-        self._texts[places[-1]] = _Text(step, logits, length, before, [place for place, _ in new], size)
+        name = places[-1]
+        if name in self._texts:
+            if logits is not None and self._texts[name].logits is None:  # now it is known what follows
+                marks = self._drop(name).marks
+                self.keep(ids, control, step, logits, owner, {**marks, **before})
+            return
+        for place, n in zip(places, lengths, strict=True):
+            if place not in self._texts:  # the latest text that has a mark there: it goes last
+                self._lengths[n] += place not in self._places
+                self._places[place] = name, n
+        self._texts[name] = _Text(step, logits, length, before, places, size)
         self.bytes += size
         self.shrink(self.limit)
 
     def shrink(self, limit: int) -> None:
         """Keep no more than `limit` bytes."""
         while self._texts and self.bytes > limit:
-            name, text = self._texts.popitem(last=False)
-            self.bytes -= text.size
-            for place in text.places:
-                if self._places[place][0] == name:
-                    self._lengths -= Counter([self._places.pop(place)[1]])
+            self._drop(next(iter(self._texts)))
+
+    def _drop(self, name: bytes) -> _Text:
+        text = self._texts.pop(name)
+        self.bytes -= text.size
+        for place in text.places:
+            if place in self._places and self._places[place][0] == name:
+                self._lengths -= Counter([self._places.pop(place)[1]])
+        return text
 
 
 def _digests(ids: Sequence[int], lengths: Sequence[int], reader: _Reader) -> list[bytes]:
