@@ -260,6 +260,17 @@ class Decoder:
         self._cut_pages(earlier, 0, int(filled[0]))
         return earlier
 
+    def keeps_alike(self, other: Decoder) -> bool:
+        """Whether the rows of the other one can be gone on from: each part of the states lies in the same place."""
+        a, b = self.program, other.program
+        return (a.state, a.fixed, a.exact, a.slots, a.exact_slots) == (
+            b.state,
+            b.fixed,
+            b.exact,
+            b.slots,
+            b.exact_slots,
+        )
+
     def bytes_of(self, rows: Rows) -> int:
         """The bytes of states and caches, shared pages counted for each row."""
         return rows.fixed.nbytes + rows.exact.nbytes + self.page_bytes * sum(map(len, rows.pages))

@@ -263,7 +263,7 @@ class Engine:
                 other = self._batch_with_room(leaving.together, len(leaving.sessions), leaving.most)
                 step = leaving.block
                 if leaving.together.controlled and not batch.together.controlled:
-                    step = self._step(step.state, True)
+                    step = self._under_control(step)
                 other.add(leaving.sessions, step, leaving.unread)
                 other.due = max(other.due, leaving.due)
         self.batches = [batch for batch in self.batches if batch.sessions]
@@ -389,6 +389,13 @@ class Engine:
         if isinstance(decoder, str):
             return PlainStep(self.model, state, self._memo)
         return CompiledStep(decoder, decoder.rows(state))
+
+    def _under_control(self, step: BlockStep) -> BlockStep:
+        """The same rows for texts with a control, in the pages that they share; `step` is not used any more."""
+        decoder = self._decoder(True)
+        if isinstance(decoder, str) or not isinstance(step, CompiledStep) or not decoder.keeps_alike(step.decoder):
+            return self._step(step.state, True)
+        return CompiledStep(decoder, decoder.select(step.rows, range(len(step.rows)), moved=True))
 
     def _decoder(self, controlled: bool) -> Any:
         if controlled not in self._decoders:
