@@ -56,6 +56,11 @@ class Reading:
     def left(self) -> int:
         return len(self.request.ids) - self.done
 
+    def mark(self, state: Any) -> None:
+        """Keep the state that was reached: it can be gone back to."""
+        self.marks[self.done] = state
+        thin_out(self.marks)
+
     def score(self, model: LanguageModel, logits: Tensor) -> None:
         """The probabilities of the next tokens, each before it is read; logits (N, V) behind each of them."""
         request, ids = self.request, self.request.ids[self.done :][: len(logits)]
@@ -163,12 +168,12 @@ class Batch:
         for row, session in enumerate(self.sessions):
             length, marks = len(session.read), session.marks
             if length - max(marks, default=-MARK_EVERY) >= MARK_EVERY and not session.turned:
-                if (state := self.block.mark(row)) is None:
+                # What looks up the text stays, as it has read all of it.
+                step = self.step.settled() if isinstance(self.step, LookupStep) else self.block
+                if (state := step.mark(row)) is None:
                     return
                 marks[length] = state
-                if len(marks) > MARKS:
-                    for each in sorted(marks)[:-1:2]:
-                        del marks[each]
+                thin_out(marks)
 
     def write(
         self, counts: Any, control: Tensor | None, known: int, end: int, lookup: int, seconds: Any, logits: Any
@@ -189,6 +194,13 @@ class Batch:
     def clear(self) -> None:
         """No texts."""
         self.sessions, self.step, self.unread, self._sampler = [], None, self.unread[:0], None
+
+
+def thin_out(marks: dict[int, Any]) -> None:
+    """Drop every other mark but the last, where there are more than `MARKS`."""
+    if len(marks) > MARKS:
+        for each in sorted(marks)[:-1:2]:
+            del marks[each]
 
 
 def pushed(session: Session, tokens: list[int], logits: Any, known: int) -> Piece:

@@ -34,7 +34,7 @@ from glissando.machine import available_bytes, readable
 from glissando.mixers import Memo
 from glissando.model import LanguageModel
 from glissando.sampling import Sampler
-from glissando.serving.batches import MARK_EVERY, MARKS, PATIENT, PROMPT, Batch, Reading, Together, overflown, pushed
+from glissando.serving.batches import MARK_EVERY, PATIENT, PROMPT, Batch, Reading, Together, overflown, pushed
 from glissando.serving.memory import Needs
 from glissando.serving.prefixes import Prefixes
 from glissando.serving.runner import Runner
@@ -372,16 +372,16 @@ class Engine:
         for row, reading in enumerate(readings):
             if reading.left:
                 reading.state = _rows_of(state, index[row : row + 1])
-                if self.prefixes.limit and self.needs.paged and len(reading.marks) < MARKS:
+                if self.prefixes.limit and self.needs.paged:
                     decoder = self._decoder(reading.controlled)
                     beginning = CompiledStep(decoder, decoder.rows(reading.state, caches=False))
-                    reading.marks[reading.done] = beginning.mark(0)
+                    reading.mark(beginning.mark(0))
 
     def _next_length(self, reading: Reading) -> int:
-        """Tokens that are read now: all that are left, or, where that is much, all but the last few, so that an edited
-        prompt can go on from there."""
-        most = self.needs.chunk(reading.request)
-        stops = self.prefixes.limit and self.needs.paged and most >= reading.left > 4 * MARK_EVERY
+        """Tokens that are read now: all that are left, or, of a prompt that is read in parts or long, all but the last
+        few, so that an edited prompt can go on from there."""
+        most, few = self.needs.chunk(reading.request), MARK_EVERY * (1 if reading.marks else 4)
+        stops = self.prefixes.limit and self.needs.paged and most >= reading.left > few
         return reading.left - MARK_EVERY if stops else min(reading.left, most)
 
     def _step(self, state: State, controlled: bool) -> BlockStep:
@@ -440,9 +440,10 @@ class Engine:
             fell, count = NOT_FINITE in tokens, sum(token >= 0 for token in tokens)
             tokens = tokens[: tokens.index(eos) + 1 if eos in tokens else count]
             if tokens:
+                before = len(session.written)
                 piece = pushed(session, tokens, None if logits is None else logits[row], self._known)
                 self._outbox.append((session.listener, piece))
-                self.tokens_written += len(tokens)
+                self.tokens_written += len(session.written) - before
             if fell and not session.done:
                 self._outbox.append(overflown(session))
             if not session.done:
@@ -455,7 +456,8 @@ class Engine:
         counts, logits = batch.counts(self.block, PROMPT if is_read else PATIENT), None
         if any(session.request.top is not None for session in batch.sessions):
             size = self.model.config.vocab_size
-            counts = counts.clip(max=max(1, _LOGITS // (len(counts) * size)))
+            most = min(_LOGITS, self.memory // 64)  # 1/16 of the memory in float32
+            counts = counts.clip(max=max(1, most // (len(counts) * size)))
             kind = np.float64 if self.model.embedding.weight.dtype == torch.float64 else np.float32
             logits = np.empty((len(counts), counts.max(), size), kind)
         if self.prefixes.limit:
@@ -473,10 +475,11 @@ class Engine:
     def _remember(self, batch: Batch, row: int) -> None:
         """The state before a finished text's last token: what a conversation goes on from."""
         session = batch.sessions[row]
+        marks, session.marks = session.marks, {}  # a session is there until its answer is sent
         if session.turned or session.failed or len(session.written) < 2 or not self.prefixes.limit:
             return
         step, request = batch.block.select([row]), session.request
-        self.prefixes.keep(session.read, request.control, step, None, request.key, session.marks)
+        self.prefixes.keep(session.read, request.control, step, None, request.key, marks)
 
     def _control(self, values: Sequence[tuple[float, ...] | None]) -> Tensor | None:
         return None if values[0] is None else self.model.embedding.weight.new_tensor(values)

@@ -202,6 +202,7 @@ class Session:
     def fail(self, error: BaseException) -> Piece:
         """The text ends with an error."""
         self.done = self.failed = True
+        self.marks = {}
         return Piece(error=error)
 
     def push(self, tokens: list[int], scored: Sequence[Token] = ()) -> Piece:
