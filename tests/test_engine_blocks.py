@@ -253,8 +253,8 @@ def test_the_marks_of_a_prompt_live_as_long_as_a_text_that_has_them():
 
 def test_a_prompt_that_is_what_a_text_has_read_is_read_once():
     model = compiled("liquid-ssm-nano")
-    engine = Engine(model)
-    [session], _ = submit(engine, request_for(model, "Once", 50, seed=4))
+    engine = Engine(model, clock=lambda: 0.0)
+    [session], _ = submit(engine, request_for(model, "Once", 120, seed=4))
     run_down(engine)
     request, read = replace(session.request, ids=session.read, max_tokens=2), []
     for _ in range(2):
