@@ -34,7 +34,18 @@ from glissando.machine import available_bytes, readable
 from glissando.mixers import Memo
 from glissando.model import LanguageModel
 from glissando.sampling import Sampler
-from glissando.serving.batches import MARK_EVERY, PATIENT, PROMPT, Batch, Reading, Together, overflown, pushed
+from glissando.serving.batches import (
+    MARK_EVERY,
+    PATIENT,
+    PROMPT,
+    Batch,
+    Reading,
+    Together,
+    joined,
+    overflown,
+    pushed,
+    rows_of,
+)
 from glissando.serving.memory import Needs
 from glissando.serving.prefixes import Prefixes
 from glissando.serving.runner import Runner
@@ -50,7 +61,7 @@ from glissando.serving.session import (
     TooLargeError,
     call_all,
 )
-from glissando.state import State, join_rows, leaves, select_rows
+from glissando.state import State, leaves
 
 #: logits that a call keeps at most, for the probabilities of its tokens
 _LOGITS = 2**24
@@ -222,7 +233,9 @@ class Engine:
     @torch.no_grad()
     def step(self) -> None:
         """See the module's docstring. What goes wrong in the model ends the texts it went wrong for, and no others."""
-        self._let_go()
+        for batch in self.batches:
+            self._try(self._let_go, batch)
+        self.reading = [reading for reading in self.reading if reading.drop_cancelled()]
         self._admit()
         readings = self._readings()
         self._try(self._read, readings)
@@ -246,13 +259,11 @@ class Engine:
         except Exception as error:  # noqa: BLE001 - sent to every listener that it concerns
             self._fail(at, error)
 
-    def _let_go(self) -> None:
-        for batch in self.batches:
-            for row, session in enumerate(batch.sessions):
-                if session.cancelled:  # its reader may go on from what is there
-                    self._remember(batch, row)
-            batch.keep([row for row, session in enumerate(batch.sessions) if not session.cancelled])
-        self.reading = [reading for reading in self.reading if reading.drop_cancelled()]
+    def _let_go(self, batch: Batch) -> None:
+        for row, session in enumerate(batch.sessions):
+            if session.cancelled:  # its reader may go on from what is there
+                self._remember(batch, row)
+        batch.keep([row for row, session in enumerate(batch.sessions) if not session.cancelled])
 
     def _turn(self) -> None:
         """Texts whose dials or pace were turned go on in a batch of their kind."""
@@ -344,7 +355,7 @@ class Engine:
             ids[row, :length] = torch.tensor(reading.request.ids[reading.done : reading.done + length])
         count = torch.tensor(lengths, device=device)
         mask = torch.arange(longest, device=device) < count.unsqueeze(1) if min(lengths) < longest else None
-        state = _joined([reading.state for reading in readings])
+        state = joined([reading.state for reading in readings])
         control = self._control([reading.request.control for reading in readings])
         features, state = self.model.features(
             ids.to(device), state, mask=mask, control=control, donate=True, memo=self._memo
@@ -366,12 +377,12 @@ class Engine:
         index = torch.arange(len(readings), device=next(leaves(state)).device)
         ends = [row for row, reading in enumerate(readings) if not reading.left]
         if ends:
-            step = self._step(_rows_of(state, index[ends]), readings[0].controlled)
+            step = self._step(rows_of(state, index[ends]), readings[0].controlled)
             for number, row in enumerate(ends):
                 readings[row].step = step.select([number])
         for row, reading in enumerate(readings):
             if reading.left:
-                reading.state = _rows_of(state, index[row : row + 1])
+                reading.state = rows_of(state, index[row : row + 1])
                 if self.prefixes.limit and self.needs.paged:
                     decoder = self._decoder(reading.controlled)
                     beginning = CompiledStep(decoder, decoder.rows(reading.state, caches=False))
@@ -495,12 +506,3 @@ class Engine:
         for session in failed:
             if not session.done:
                 self._outbox.append((session.listener, session.fail(error)))
-
-
-def _joined(states: list[State]) -> State:
-    """A long prompt's state is large: alone it is not copied."""
-    return states[0] if len(states) == 1 else join_rows(*states)
-
-
-def _rows_of(state: State, rows: Tensor) -> State:
-    return state if len(rows) == len(state.position) else select_rows(state, rows)

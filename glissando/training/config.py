@@ -75,8 +75,8 @@ class TrainingConfig(Length):
 
     clip                     largest norm of the gradient of all parameters; None: no clipping
     accumulate               parts in which the data.batch_size rows of a step are processed
-    carry                    share of the training rows that continue from the state after the row before them, whose
-                             text they go on with; the others start from an empty state. See glissando.training.lanes
+    carry                    share of the training rows that continue from the state after an earlier row, whose text
+                             they go on with; the others start from an empty state. See glissando.training.lanes
     precision                32-true, bf16-mixed or 64-true; auto: bf16-mixed if the device has bfloat16, else 32-true
     compile                  torch.compile the model (needs a C++ compiler)
     gradient_checkpointing   recompute each block in the backward pass: less memory, a third more time
