@@ -122,3 +122,13 @@ def detach(state: State) -> State:
 def zeros_position(batch_size: int, device: torch.device | None) -> Tensor:
     """(B,) int64: how many tokens each row has seen."""
     return torch.zeros(batch_size, dtype=torch.int64, device=device)
+
+
+def joined(states: Sequence[State]) -> State:
+    """The rows of all states; a single state is large behind a long prompt, and is not copied."""
+    return states[0] if len(states) == 1 else join_rows(*states)
+
+
+def rows_of(state: State, rows: Tensor) -> State:
+    """The chosen rows of a state; all of them are not copied."""
+    return state if len(rows) == len(state.position) else select_rows(state, rows)

@@ -17,7 +17,7 @@ from glissando.generation import known_tokens
 from glissando.model import LanguageModel
 from glissando.sampling import Sampler
 from glissando.serving.session import Listener, Piece, Request, Session, Token
-from glissando.state import State, join_rows, select_rows
+from glissando.state import State
 
 #: seconds that a call of the model may take where somebody reads the texts as they come, and where nobody does: a new
 #: request waits as long
@@ -229,13 +229,3 @@ def scored(logits: Tensor, ids: Sequence[int], top: int) -> list[Token]:
     best = logp.topk(min(top, logp.shape[1]), -1)
     pairs = zip(ids, chosen, best.indices.tolist(), best.values.tolist(), strict=True)
     return [Token(token, value, tuple(zip(i, v, strict=True))) for token, value, i, v in pairs]
-
-
-def joined(states: Sequence[State]) -> State:
-    """The rows of all states; a single state is large behind a long prompt, and is not copied."""
-    return states[0] if len(states) == 1 else join_rows(*states)
-
-
-def rows_of(state: State, rows: Tensor) -> State:
-    """The chosen rows of a state; all of them are not copied."""
-    return state if len(rows) == len(state.position) else select_rows(state, rows)

@@ -34,18 +34,7 @@ from glissando.machine import available_bytes, readable
 from glissando.mixers import Memo
 from glissando.model import LanguageModel
 from glissando.sampling import Sampler
-from glissando.serving.batches import (
-    MARK_EVERY,
-    PATIENT,
-    PROMPT,
-    Batch,
-    Reading,
-    Together,
-    joined,
-    overflown,
-    pushed,
-    rows_of,
-)
+from glissando.serving.batches import MARK_EVERY, PATIENT, PROMPT, Batch, Reading, Together, overflown, pushed
 from glissando.serving.memory import Needs
 from glissando.serving.prefixes import Prefixes
 from glissando.serving.runner import Runner
@@ -61,7 +50,7 @@ from glissando.serving.session import (
     TooLargeError,
     call_all,
 )
-from glissando.state import State, leaves
+from glissando.state import State, joined, leaves, rows_of
 
 #: logits that a call keeps at most, for the probabilities of its tokens
 _LOGITS = 2**24
