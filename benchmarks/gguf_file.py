@@ -271,7 +271,7 @@ class NumpyLlama:
     def start(self, rows: int) -> list[Tensor]:
         return [torch.zeros(rows, 0, self.groups, self.size) for _ in range(2 * self.layers)]
 
-    def __call__(self, kind: str, ids: Tensor, *state: Tensor) -> list[Tensor]:
+    def __call__(self, ids: Tensor, *state: Tensor) -> list[Tensor]:
         """Logits, and the keys and values of all tokens so far."""
         x, after = self.weights["token_embd.weight"][ids.numpy()], []
         for i in range(self.layers):

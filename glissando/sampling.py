@@ -22,6 +22,8 @@ _SEEDS = (-(2**63), 2**63 - 1)
 _BLOCK = 64
 #: largest size of penalties and biases, so that no logit with them overflows
 _MOST = 1e100
+#: largest temperature: a float holds it
+_WARMEST = 1e300
 
 
 def require_seed(seed: int) -> None:
@@ -63,8 +65,8 @@ class Sampling:
     allowed: tuple[int, ...] | None = None
 
     def __post_init__(self) -> None:
-        if not 0 <= self.temperature <= _MOST:  # nor NaN
-            raise ConfigError(f"temperature must be at least 0 (greedy) and at most {_MOST}, got {self.temperature}")
+        if not 0 <= self.temperature <= _WARMEST:  # nor NaN
+            raise ConfigError(f"temperature must be at least 0 (greedy) and at most {_WARMEST}, got {self.temperature}")
         if self.top_k is not None and not (isinstance(self.top_k, Integral) and self.top_k >= 1):
             raise ConfigError(f"top_k must be a whole number of at least 1, got {self.top_k}")
         if self.top_p is not None and not 0 < self.top_p <= 1:

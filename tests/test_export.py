@@ -109,11 +109,10 @@ def test_a_trace_drops_nothing_that_was_compiled():
     assert len(compiled) == 1
 
 
-@pytest.mark.slow
 def test_models_with_loops_over_time_are_traced_one_after_another():
     rotating = {"kind": "delta", "transition": "rotate", "writes": 2, "heads": 2}
-    for mixer in ("delta", rotating, rotating, "delta"):
-        model = LanguageModel.from_config({"hidden_size": 16, "mixer": mixer, "depth": {"layers": 2}}).eval()
+    for mixer in ("delta", rotating):
+        model = LanguageModel.from_config({"hidden_size": 16, "mixer": mixer, "depth": {"layers": 1}}).eval()
         Stepper(model, capacity=9).trace()
 
 

@@ -61,7 +61,7 @@ def test_writing_text_loads_neither_fabric_nor_pictures(trained):
     ("arguments", "message"),
     [
         (["--training.seconds", "-5", "--out", "new"], "training.seconds: expected a number greater than 0, got -5"),
-        (["--training.steps=2", "--training.tokens", "9", "--out", "new"], "the budget is one of training.steps"),
+        (["--training.steps=2", "--training.tokens", "9", "--out", "new"], "the budget is one of --training.steps"),
         (["--preset", "transfromer", "--out", "new"], "unknown preset 'transfromer'. Did you mean"),
         (["--training.steps", "2"], "--out is missing"),
         (["--training.steps", "2", "--out", "full"], "full exists and is not empty"),

@@ -315,8 +315,7 @@ def test_the_commands_forecast_and_roll(tmp_path: Path, monkeypatch: pytest.Monk
     order = np.argsort(rows, kind="stable")
     assert np.allclose(span.dt.total_seconds(), found.horizon[order])
     assert np.allclose(rolled["predicted"], run.model.distribution.mean(found.params).numpy()[order])
-    for picture in ("forecasts.png", "errors.png"):
-        assert (Path("run") / "new" / "origins" / picture).read_bytes().startswith(b"\x89PNG")
+    assert (Path("run") / "new" / "origins" / "forecasts.png").read_bytes().startswith(b"\x89PNG")
     assert main(["series", "evaluate", "run", "--file", "new.csv", "--origins", "0"]) != 0
     assert "origins is 0" in capsys.readouterr().err
     drawn = sorted(Path("run").rglob("*.png"))
@@ -409,7 +408,7 @@ def test_mase_divides_by_the_last_values_error_in_the_training_data(run: SeriesR
     for k in range(2):
         errors = [np.diff(v[~np.isnan(v)]) for v in np.split(panel.values[:, k], panel.starts[1:-1])]
         expected.append(np.abs(np.concatenate(errors)).mean())
-    assert naive_errors(run.steps(panel), [0, 1], own=False) == pytest.approx(expected)
+    assert naive_errors(run.steps(panel), [0, 1], by_series=False) == pytest.approx(expected)
 
 
 def test_numbers_and_classes_of_steps_and_series_have_a_row_each(tmp_path: Path) -> None:

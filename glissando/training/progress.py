@@ -36,8 +36,10 @@ class Progress(Hook):
     def before_step(self, loop: Loop, batches: list[Any]) -> None:
         if self.started or not loop.fabric.is_global_zero:
             return
-        self.started, self.first_tokens, self.drawn = True, loop.state.tokens, time.perf_counter()
-        if self.file.isatty():
+        self.started, self.first_tokens = True, loop.state.tokens
+        if not self.file.isatty():
+            self.drawn = time.perf_counter()  # the next line comes later; a bar is drawn at once
+        else:
             from tqdm import tqdm
 
             form = "{percentage:3.0f}%|{bar:8}| {desc}"

