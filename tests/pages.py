@@ -51,7 +51,7 @@ def model_of(preset: str) -> LanguageModel:
 
 
 class Gate:
-    """Lets the engine's steps through, a token each: all of them, or as many as a test allows."""
+    """Lets the engine's steps through, a token each, the first two: all, or as many as a test allows."""
 
     def __init__(self) -> None:
         self._left, self._changed = EVER, threading.Condition()
@@ -74,7 +74,7 @@ class Served:
         self.model, self.gate = model, Gate()
         self.server = Server({"tiny": model, **(others or {})}, limits=LIMITS, **options)
         self.engine, self._step = self.server.served["tiny"].engine, self.server.served["tiny"].engine.step
-        self.engine.step = self._gated
+        self.engine.step, self.engine.block = self._gated, 1
         config = self.server.config(port=0, log_level="critical", timeout_graceful_shutdown=1)
         self.http = uvicorn.Server(config)
         self.thread = threading.Thread(target=self.http.run, daemon=True)

@@ -96,7 +96,7 @@ def test_kernels_of_another_model_cannot_be_drawn(tmp_path):
 
 def test_benchmarks_are_chosen_by_name_or_beginning():
     assert select([]) == list(ROWS)
-    chosen = select(["training", "spectral-t"])
+    chosen = select(["training", "spectral"])
     assert chosen[0] == "training"
     assert "spectral-training" in chosen
     with pytest.raises(ValueError, match="spectral-decoding"):

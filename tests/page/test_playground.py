@@ -132,7 +132,7 @@ def test_the_page_begins_with_a_story_and_a_link_does_not(visit):
         expect(page.locator("#written .token").first).to_be_attached()
         assert before == 0
         assert linked.locator("#text").is_hidden()
-        page.click("#stop")
+        page.keyboard.press("Escape")  # where the text has not ended yet
         page.click("#examples button >> nth=1")
         expect(page.locator("#given")).to_have_text(pages.PROMPTS[2])
     finally:
@@ -217,8 +217,8 @@ def test_stop_stops_at_once_and_frees_the_slot(how, liquid, visit):
     pages.until(lambda: not liquid.server.groups)
     liquid.gate.allow(pages.EVER)
     pages.until(lambda: liquid.engine.running == 0)
-    assert liquid.engine.tokens_written - before in (5, 6)  # a call in progress writes its token
-    whole = generate(liquid.model, ["The fox"], max_tokens=5, seed=seed)[0]
+    assert liquid.engine.tokens_written == before + 6
+    whole = generate(liquid.model, ["The fox"], max_tokens=6, seed=seed)[0]
     assert page.text_content("#written")
     assert whole.startswith(page.text_content("#written"))
     ask(page, max_tokens=3, seed=7)
