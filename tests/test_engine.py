@@ -346,7 +346,7 @@ def test_an_engine_that_breaks_leaves_nobody_waiting(model, monkeypatch):
 
     engine = Engine(model)
     _, [listener] = submit(engine, request_for(model, "Once", 30))
-    monkeypatch.setattr(engine, "_let_go", breaks)
+    monkeypatch.setattr(engine, "_admit", breaks)
     with pytest.raises(MemoryError):
         engine.runner.run()
     assert isinstance(listener.pieces[-1].error, BusyError)
