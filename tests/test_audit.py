@@ -203,6 +203,7 @@ def test_solvers_are_compared_by_how_far_the_flow_goes():
     assert leak["dopri5"] > 0
 
 
+@pytest.mark.slow
 def test_the_published_steering_learns_its_one_prompt():
     steered = hybrid_training.steer_on_prompt(Plan(quick=True, steps=80), 0)
     up, down = steered.probabilities([1.0, -1.0]).tolist()

@@ -215,6 +215,7 @@ def test_pairs_are_counted_and_held_against_the_rule(tmp_path: Path, monkeypatch
     assert str(tmp_path) not in json.dumps(result.as_dict()), "a record tells no paths"
 
 
+@pytest.mark.slow
 def test_answers_are_what_greedy_decoding_says():
     from glissando.data.pairs import NEWLINE
     from glissando.data.tokenizers import ByteTokenizer
@@ -248,6 +249,7 @@ def test_no_run_that_grows_is_cheaper_for_counting_all_of_its_stages():
     assert all(last.checks.values())
 
 
+@pytest.mark.slow
 def test_stages_are_added_up_to_where_the_grown_run_is_as_good(tmp_path: Path):
     costs = minimal_growth._costs(QUICK)
     assert len(costs) == 1

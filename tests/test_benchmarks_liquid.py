@@ -58,6 +58,7 @@ def test_a_transformer_that_cannot_be_so_small_is_reported():
         bench.of_the_size(actual, "transformer-nano")
 
 
+@pytest.mark.slow
 def test_beside_attention():
     row = bench.beside_attention(bench.Pair(NANO, "transformer-nano", 64, 1e-9), rounds=1)
     assert row.met
@@ -77,6 +78,7 @@ def test_decoding_goes_on_behind_what_it_read(monkeypatch):
     assert seen == list(range(24, 24 + 64))
 
 
+@pytest.mark.slow
 def test_decoding_by_context(capsys):
     row = bench.decoding(NANO, "transformer-nano", (16, 32, 48), rounds=1)
     assert row.ratio == pytest.approx(row.ours / row.peer)

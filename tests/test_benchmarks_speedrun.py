@@ -120,6 +120,7 @@ def test_it_stops_at_the_target_and_writes_the_ledger(toy, tmp_path, monkeypatch
     assert "has other columns" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_what_a_check_takes_is_not_counted(toy, monkeypatch):
     def slow(*_: Any) -> dict[str, speedrun.Excess]:
         until = time.process_time() + 0.4

@@ -208,6 +208,7 @@ def test_resuming_is_as_if_never_stopped(tmp_path, monkeypatch, two_turns, mixer
     assert_same_tensors(one, other)
 
 
+@pytest.mark.slow
 def test_resuming_before_the_first_turns_are_over(tmp_path, monkeypatch):
     """Turns without a state yet stay so."""
     changes = {"training": {"carry": 0.8, "steps": 20, "save_every": 4}}
@@ -236,6 +237,7 @@ def test_a_run_whose_batches_took_no_turns_is_refused(tmp_path, monkeypatch, two
         resume(tmp_path / "x")
 
 
+@pytest.mark.slow
 def test_without_the_lanes_resuming_differs(tmp_path, monkeypatch, two_turns):
     """The test above can fail."""
     train(configuration(tmp_path, CARRY), tmp_path / "whole")
@@ -422,6 +424,7 @@ def test_the_answers_to_a_lane_are_those_to_the_whole_series(tmp_path, kind):
 
 
 @pytest.mark.parametrize("kind", ["series", "events"])
+@pytest.mark.slow
 def test_a_training_on_a_table_resumes_with_its_lanes(tmp_path, monkeypatch, kind):
     config = task_of(tmp_path, kind, carry=0.8, save_every=4)
     train(config, tmp_path / "whole")

@@ -546,6 +546,7 @@ def test_evaluating_does_not_deal_out_a_file_anew(tmp_path, capsys, monkeypatch)
     capsys.readouterr()
 
 
+@pytest.mark.slow
 def test_bad_lines_are_counted_at_the_end(tmp_path, capsys):
     path = tmp_path / "lines.jsonl"
     good = "".join(json.dumps({"text": f"The hen number {i} went out to look for corn."}) + "\n" for i in range(300))

@@ -60,6 +60,7 @@ def finished(tmp_path_factory) -> Path:
     return out
 
 
+@pytest.mark.slow
 def test_a_whole_comparison(finished):
     page = (finished / "report.html").read_text()
     for name in ("transformer-nano", "liquid-ssm-nano", "entropy floor", "recall-8"):
@@ -110,6 +111,7 @@ def test_what_was_chosen_was_trained(finished):
     assert sorted(path.name for path in finished.glob("runs/liquid-ssm-nano/*")) == [f"{best}-seed-0", f"{best}-seed-1"]
 
 
+@pytest.mark.slow
 def test_a_second_run_does_nothing_and_a_wider_one_only_what_is_missing(finished, capsys):
     before = stamps(finished)
     assert main(["compare", *TOY, *PROBED, "--out", str(finished)]) == 0

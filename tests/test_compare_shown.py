@@ -121,6 +121,7 @@ def test_speed_says_what_it_measures(tmp_path, monkeypatch):
     ]  # fmt: skip
 
 
+@pytest.mark.slow
 def test_held_out_text_is_timed_of_a_batch_that_was_scored_before_and_never_held_whole(monkeypatch):
     """The first pass may compile a kernel, and a held-out text may be large."""
     config = Comparison(["transformer-nano"], "out", Amount("steps", 4), data={**SMALL["data"], "valid_rows": 12})

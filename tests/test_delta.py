@@ -211,6 +211,7 @@ def test_the_splitting_is_of_second_order():
     assert orders[-1] == pytest.approx(2, abs=0.1), (errors, orders)
 
 
+@pytest.mark.slow
 def test_long_time_stores_the_equilibrium():
     """S^T k settles at beta v / (beta + 1 / tau), whatever was stored."""
     mixer, x, s = one_head({})
@@ -326,6 +327,7 @@ def test_time_may_be_more_precise_than_the_mixer():
     require_near({"y": got}, {"y": expected}, 1e-5)
 
 
+@pytest.mark.slow
 def test_a_turn_beyond_what_is_resolved_needs_a_state_that_has_decayed():
     torch.manual_seed(0)
     mixer, x = Delta(8, heads=2, transition="rotate", horizons=LASTING), torch.randn(2, 6, 8)

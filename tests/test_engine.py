@@ -127,6 +127,7 @@ def test_padding_stays_within_the_chunk(model, monkeypatch):
     assert max(rows for rows, _ in shapes) >= 2
 
 
+@pytest.mark.slow
 def test_another_control_is_another_state():
     model = model_of("hybrid-ode-nano")
     engine = Engine(model)

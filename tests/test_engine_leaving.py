@@ -125,6 +125,7 @@ def test_what_is_kept_of_a_short_text_is_short_beside_a_long_one(preset):
 
 
 @pytest.mark.parametrize("preset", CACHED)
+@pytest.mark.slow
 def test_a_batch_that_a_long_text_has_left_is_as_small_as_those_that_stay(preset):
     model = model_of(preset)
     engine = Engine(model)

@@ -428,6 +428,7 @@ def test_a_future_without_end_is_an_error():
         futures(run.model, present, 1e9, 2, torch.Generator())
 
 
+@pytest.mark.slow
 def test_a_run_goes_on_where_its_tables_are_now(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     logs(count=20).to_csv("log.csv", index=False)
@@ -508,6 +509,7 @@ def test_the_estimator_opens_a_run(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("precision", ["64-true", "bf16-mixed"])
+@pytest.mark.slow
 def test_every_precision_trains(precision, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     logs(count=20).to_csv("log.csv", index=False)

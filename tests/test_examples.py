@@ -6,7 +6,6 @@ import sys
 from pathlib import Path
 
 import pytest
-from slow import slow_where
 from training_runs import call
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -14,8 +13,6 @@ ROOT = Path(__file__).resolve().parents[1]
 LEFT_OUT = {"add_a_mixer", "outside_models", "aeon_classifier"}
 EXAMPLES = sorted({path.stem for path in (ROOT / "examples").glob("*.py")} - LEFT_OUT)
 EXPERIMENTS = sorted(path.stem for path in (ROOT / "research").glob("*.py") if '"--quick"' in path.read_text("utf-8"))
-#: they take half a minute or more, how the packaged models are trained longest
-SLOW = ["beyond_length", "dial_probability", "elastic_depth", "forgetting", "pretrained"]
 
 pytestmark = pytest.mark.example
 
@@ -30,6 +27,7 @@ def test_example(name):
     runs(str(ROOT / "examples" / f"{name}.py"))
 
 
-@pytest.mark.parametrize("name", slow_where(SLOW, EXPERIMENTS))
+@pytest.mark.parametrize("name", EXPERIMENTS)
+@pytest.mark.slow
 def test_experiment(name):
     runs("-m", f"research.{name}")

@@ -93,6 +93,7 @@ def test_what_cannot_be_exported_says_which_part_and_what_to_do(case):
         Stepper(build(case), capacity=9)
 
 
+@pytest.mark.slow
 def test_a_trace_drops_nothing_that_was_compiled():
     compiled = []
 

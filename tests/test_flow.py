@@ -22,6 +22,7 @@ def test_published_size():
         assert LanguageModel.from_preset("hybrid-ode").num_parameters() == 29_781_249
 
 
+@pytest.mark.slow
 def test_labels_train_the_dial_and_steps_change_at_inference(tmp_path):
     run, without = tmp_path / "run", tmp_path / "without"
     small = {"model.depth": FLOW, "training": {"steps": 3}, "data.valid_rows": 4}

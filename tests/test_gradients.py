@@ -111,6 +111,7 @@ def test_the_picture_claims_nothing_where_nothing_departs(tmp_path, monkeypatch)
     assert any("a factor of 100" in line and "0 throughout: control" in line for line in said)
 
 
+@pytest.mark.slow
 def test_a_run_has_a_picture_of_its_gradients(tmp_path):
     run = train(configuration(tmp_path, {"training": {"log_every": 1}}), tmp_path / "run")
     steps, total, parts = read_norms(run.path)

@@ -93,6 +93,7 @@ def staged(folder: Path, *updates: dict[str, Any]) -> RunConfig:
     return configuration(folder, PLAIN, {"training": {"steps": 4, "log_every": 1}}, STAGED, *updates)
 
 
+@pytest.mark.slow
 def test_stages_grow(tmp_path):
     runs = train_stages(staged(tmp_path), tmp_path / "out")
     sizes = [(m.config.hidden_size, m.config.depth.layers) for m in (glissando.load(run.path) for run in runs)]
@@ -106,6 +107,7 @@ def test_stages_grow(tmp_path):
     assert Run.open(runs[3].path).read_config()["grown"]["depth.blocks.0.mlp.up.weight"] == [0.5, 8.0]
 
 
+@pytest.mark.slow
 def test_stages_that_grow_resume(tmp_path):
     """The second stage and its start are gone, as if the machine had stopped between them: the rest is made again."""
     out = tmp_path / "out"

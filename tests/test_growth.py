@@ -251,6 +251,7 @@ def test_what_is_no_language_model_is_refused():
         grow(model, width=2)  # type: ignore[arg-type]
 
 
+@pytest.mark.slow
 def test_a_dense_state_of_the_published_size_grows():
     """Noise on A would drive the difference of two copies, which is rounding, by exp(22) a token."""
     torch.manual_seed(0)

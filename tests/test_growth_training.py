@@ -100,6 +100,7 @@ def test_without_noise_training_is_exactly_the_small_models(case, by):
 
 
 @pytest.mark.parametrize("part", ["rate", "decay", "eps", "norm", "moments"])
+@pytest.mark.slow
 def test_every_factor_is_needed(part, monkeypatch):
     """With any one of them left out the grown run goes elsewhere: the test above can fail."""
     small = Trainer(build("preset:transformer-plus"), {}, {})
@@ -252,6 +253,7 @@ def test_grown_twice_in_a_row_keeps_the_state_of_its_optimizer(small, tmp_path, 
     assert len(after[up]["exp_avg"]) == 2 * len(before[up]["exp_avg"])
 
 
+@pytest.mark.slow
 def test_shares_of_the_rate_are_given_back(small, tmp_path):
     """Held for `release` steps and gone after as many again; rate times weight decay is the same throughout."""
     large = grow_run(small, tmp_path / "large", Growth(width=2, noise=0.0)).path

@@ -376,6 +376,7 @@ def test_gradient_checkpointing_recomputes():
     assert flow.model.depth.gradient_checkpointing
 
 
+@pytest.mark.slow
 def test_trainer_trains_it(tmp_path):
     pytest.importorskip("accelerate", reason="Trainer needs accelerate: pip install -e '.[hf]'")
     model = GlissandoForCausalLM.of(LanguageModel.from_preset("transformer-nano", hidden_size=16, depth={"layers": 1}))

@@ -51,6 +51,7 @@ def test_training_loads_fabric_without_the_trainer_and_what_that_brings(trained)
     assert trained[1] & OTHERS == set()
 
 
+@pytest.mark.slow
 def test_writing_text_loads_neither_fabric_nor_pictures(trained):
     result = loaded("generate", str(trained[0]), "--prompt", "the", "--max_tokens", "2")
     assert "torch" in result

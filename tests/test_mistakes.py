@@ -220,6 +220,7 @@ def test_a_series_that_diverges_is_no_lost_checkpoint(series, tmp_path, capsys):
     assert "lost" not in message
 
 
+@pytest.mark.slow
 def test_predictions_that_are_not_finite_are_no_score(series, tmp_path, capsys, monkeypatch):
     from glissando.series import answers as scoring
 

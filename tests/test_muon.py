@@ -96,6 +96,7 @@ def test_a_cpu_rounds_directions_only_in_mixed_precision_and_with_bfloat16_instr
 
 
 @pytest.mark.parametrize("momentum", [True, False])
+@pytest.mark.slow
 def test_a_grown_model_moves_as_the_smaller_one_would_have(momentum, tmp_path, capfd, monkeypatch):
     """Both sides of every matrix are doubled, and the optimizer's state with them: four more steps of each give the
     same logits, and not those of before. Without the state they do not."""
@@ -133,6 +134,7 @@ def test_a_grown_model_moves_as_the_smaller_one_would_have(momentum, tmp_path, c
     assert apart < 0.02 * moved if momentum else apart > 0.1 * moved
 
 
+@pytest.mark.slow
 def test_another_optimizer_starts_with_an_empty_state(tmp_path, capfd):
     muon = {"training": {"optimizer": {"kind": "muon"}}}
     run = train(configuration(tmp_path, PLAIN, muon), tmp_path / "run")

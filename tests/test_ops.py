@@ -84,6 +84,7 @@ def test_rms_norm_keeps_the_type(grad, backend):
 
 
 @pytest.mark.filterwarnings("ignore")  # torch.compile warns of its own doings
+@pytest.mark.slow
 def test_a_kernel_asked_for_is_what_torch_compile_runs():
     compiled = torch.compile(lambda x, weight: rms_norm(x, weight, backend="numba"), backend="eager")
     x, weight = draw(3, 8, grad=False), draw(8, seed=1, grad=False)

@@ -64,6 +64,7 @@ def fails(capsys, *arguments: object, status: int = 2) -> str:
     return capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_the_example_checks_trains_writes_and_compares(place):
     printed = (place / "stdout").read_text()
     assert "obeys the laws" in printed
@@ -115,6 +116,7 @@ def test_a_run_opens_with_the_file_that_it_names(run, place, capsys):
     assert 7 < json.loads(capsys.readouterr().out)["bits_per_byte"] < 9
 
 
+@pytest.mark.slow
 def test_it_streams_and_serves(run, place):
     pytest.importorskip("fastapi", reason="needs the [serve] extra")
     import httpx2 as httpx
@@ -163,6 +165,7 @@ def test_damaged_and_missing_files_are_named(run, place, tmp_path):
         glissando.load(best, trust_imports=True)
 
 
+@pytest.mark.slow
 def test_what_a_run_is_started_from_or_resumed_keeps_its_imports(run, place, tmp_path, capsys):
     given = ["--import", place / "mine.py"]
     steps = ["--training.steps", "1", "--training.schedule.warmup_steps", "0", *TINY[4:]]
@@ -174,6 +177,7 @@ def test_what_a_run_is_started_from_or_resumed_keeps_its_imports(run, place, tmp
     assert "nothing is left to train" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_growth_and_a_budget_of_flops_name_what_is_missing(run, place, tmp_path, capsys):
     given = ["--import", place / "mine.py"]
     error = fails(capsys, "grow", run, *given, "--layers", "1", "--out", tmp_path / "x")
@@ -184,6 +188,7 @@ def test_growth_and_a_budget_of_flops_name_what_is_missing(run, place, tmp_path,
     assert not (tmp_path / "x").exists()
 
 
+@pytest.mark.slow
 def test_its_options_are_options_of_the_command_line(place, capsys):
     given = ["train", "--import", place / "mine.py", "--model.mixer", "average"]
     assert main([*map(str, given), "--model.mixer.decay", "0.5", "--print_config"]) == 0

@@ -18,9 +18,16 @@ from glissando.series import SeriesModel
 ROOT = Path(__file__).parent.parent
 #: what makes a block short: text that must be in it, and what stands there in the test
 SHORTER = {
-    ("training", 0): {"range(1000)": "range(2)"},
-    ("training", 1): {"max_steps=1000": "max_steps=2", "val_check_interval=200": "val_check_interval=2"},
-    ("training-options", 0): {"RunConfig()": 'RunConfig(model={"hidden_size": 32})', "steps = 1000": "steps = 2"},
+    ("training", 0): {"range(1000)": "range(2)", "batch_size=8": "batch_size=1"},
+    ("training", 1): {
+        "max_steps=1000": "max_steps=2",
+        "val_check_interval=200": "val_check_interval=2",
+        "batch_size=8": "batch_size=1",
+    },
+    ("training-options", 0): {
+        "RunConfig()": 'RunConfig(model={"hidden_size": 32}, data={"kind": "stories", "valid_rows": 2})',
+        "steps = 1000": "steps = 2; config.data.batch_size = 1",
+    },
 }
 #: blocks that are not programs, and why
 FRAGMENTS = {

@@ -53,6 +53,7 @@ def test_a_folder_holds_a_small_run_and_a_whole_card(name):
 
 
 @pytest.mark.parametrize("name", SERIES)
+@pytest.mark.slow
 def test_the_figures_of_a_forecaster_are_those_of_the_file(name, tmp_path, capsys):
     table, card = tmp_path / "example.csv", pretrained.card(name)[0]
     assert main(["series", "example", "--out", str(table)]) == 0
@@ -92,6 +93,7 @@ def scored(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", slow_where({"dial"}, [name for name in TEXT if name not in OF_FILES]))
+@pytest.mark.slow
 def test_the_cards_figures_are_those_of_the_file(name):
     scored(name)
 
@@ -177,6 +179,7 @@ def test_the_command_lists_them_and_prints_a_card(capsys):
     assert "Did you mean 'dial'?" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_a_training_starts_from_one(tmp_path):
     out = tmp_path / "run"
     assert (
@@ -187,6 +190,7 @@ def test_a_training_starts_from_one(tmp_path):
 
 
 @pytest.mark.parametrize("name", OF_FILES)
+@pytest.mark.slow
 def test_a_model_of_a_text_that_is_not_in_the_package_asks_for_one(name, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     printed = f"`glissando evaluate {name} --file FILE`, or `glissando train --from {name} --data.path FILE`"

@@ -71,6 +71,7 @@ def page(tmp_path: Path, *given: Any, **options: Any) -> tuple[str, list[ModelRe
 
 
 @pytest.mark.parametrize("count", [1, 3, 12])
+@pytest.mark.slow
 def test_models_are_ranked_and_each_curve_has_its_name(tmp_path, count):
     bits = [1.0 + 0.1 * ((5 * i) % 12) for i in range(count)]
     text, results = page(tmp_path, bits)
@@ -146,6 +147,7 @@ def test_every_figure_has_its_unit_and_a_dash_its_reason(tmp_path):
 
 
 @pytest.mark.skipif(pages.BROWSER is None, reason=pages.NO_BROWSER)
+@pytest.mark.slow
 def test_on_paper_no_table_is_wider_than_the_page_and_on_a_phone_charts_can_be_read(tmp_path):
     playwright = pytest.importorskip("playwright.sync_api", reason="playwright drives the browser")
     bits = [1.0 + 0.05 * i for i in range(8)]

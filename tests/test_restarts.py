@@ -50,6 +50,7 @@ def killed(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder / "run"
 
 
+@pytest.mark.slow
 def test_the_same_command_of_the_same_job_goes_on(tmp_path, monkeypatch):
     whole = train(configuration(tmp_path, CHANGES), tmp_path / "whole")
     run = killed(tmp_path, monkeypatch)
@@ -77,6 +78,7 @@ def test_processes_that_see_different_checkpoints_are_refused(tmp_path, monkeypa
         train(configuration(tmp_path, CHANGES), tmp_path / "run")
 
 
+@pytest.mark.slow
 def test_stages_of_the_same_job_go_on(tmp_path, monkeypatch):
     config = configuration(tmp_path, CHANGES, {"stages": [{"name": "a"}, {"name": "b", "data": {"seed": 1}}]})
     whole = train_stages(config, tmp_path / "whole")

@@ -271,6 +271,7 @@ def test_a_full_disk_at_the_end_leaves_the_run_that_latest_names(tmp_path):
     assert not [name for name in os.listdir(run.path) if name.startswith(".")]
 
 
+@pytest.mark.slow
 def test_importing_runs_does_not_import_lightning():
     code = "import sys, glissando.runs; sys.exit('lightning' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -456,6 +456,7 @@ def test_no_last_step_of_nothing():
 
 
 @pytest.mark.parametrize("init", ["scaled", "torch", "xavier", "blind"])
+@pytest.mark.slow
 def test_every_initialisation_learns_to_hold_a_value_for_its_time(init: str):
     """A leaky integral of the input over uneven steps, which a model that is not told of them cannot know."""
     knows = init != "blind"

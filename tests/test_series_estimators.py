@@ -107,6 +107,7 @@ def test_a_forecast_has_groups_and_times_as_the_frame_has_them(forecaster: Forec
     pandas.testing.assert_frame_equal(forecaster.predict(other, horizon=1), found)
 
 
+@pytest.mark.slow
 def test_classes_of_arrays(classifier: Classifier) -> None:
     X, y = arrays(seed=1)
     assert classifier.classes_.tolist() == ["down", "up"]
@@ -152,6 +153,7 @@ def test_classes_are_known_again_after_saving_whatever_type_they_have(kind: str,
     assert np.allclose(np.sort(loaded.predict_proba(X)), np.sort(made.predict_proba(X)))
 
 
+@pytest.mark.slow
 def test_classes_of_frames_and_numbers_as_classes() -> None:
     X, y = arrays()
     frame = pandas.DataFrame({"id": np.repeat(np.arange(60), 12), "a": X[:, 1].ravel(), "kind": np.repeat(y, 12)})
@@ -194,6 +196,7 @@ def test_every_parameter_comes_back(classifier: Classifier, forecaster: Forecast
     assert not (tmp_path / "odd").exists()
 
 
+@pytest.mark.slow
 def test_the_options_of_a_commands_run_become_parameters(tmp_path: Path) -> None:
     waves(6).to_csv(tmp_path / "waves.csv", index=False)
     given = [f"--{name}={value}" for name, value in QUICK.items() if "mixer" not in name]
@@ -234,11 +237,13 @@ def test_training_leaves_global_generators_as_they_were() -> None:
 
 
 @pytest.mark.parametrize("precision", ["64-true", "bf16-mixed"])
+@pytest.mark.slow
 def test_training_in_another_precision(precision: str) -> None:
     X, y = arrays()
     assert Classifier(options=QUICK | {"training.precision": precision}).fit(X, y).score(X, y) > 0.8
 
 
+@pytest.mark.slow
 def test_scikit_learn_validates_across_folds() -> None:
     X, y = arrays()
     assert cross_val_score(Classifier(options=QUICK), X, y, cv=2, error_score="raise").mean() > 0.8
@@ -268,6 +273,7 @@ def test_scikit_learns_own_checks_pass_but_for_those_that_do_not_apply() -> None
     assert f"Of `check_estimator`'s {len(found)} checks of the classifier {counts['passed']} pass" in page
 
 
+@pytest.mark.slow
 def test_series_of_different_lengths_and_frames_of_arrays(classifier: Classifier) -> None:
     X, y = arrays()
     uneven = [each[:, : 6 + number % 6] for number, each in enumerate(X)]

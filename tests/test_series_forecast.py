@@ -281,6 +281,7 @@ def test_a_period_is_one_of_the_baselines(tmp_path: Path) -> None:
     assert np.sqrt((error**2).mean()) < 0.2 < np.sqrt(((found.baselines[LAST] - found.target) ** 2).mean())
 
 
+@pytest.mark.slow
 def test_the_commands_forecast_and_roll(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
     monkeypatch.chdir(tmp_path)
     run = trained(visits(people=8), static=[], future=[], folder=tmp_path)

@@ -179,6 +179,7 @@ def test_the_seasonal_value_is_of_what_was_known_when_asked() -> None:
     assert np.array_equal(found, [4.0, 4.0, 4.0, np.nan, np.nan], equal_nan=True)
 
 
+@pytest.mark.slow
 def test_pictures_are_drawn(tmp_path: Path) -> None:
     given = answers()
     path = draw_errors(given, make_head("gaussian"), ["a", "b"], tmp_path / "errors.png", "h")

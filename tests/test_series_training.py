@@ -210,6 +210,7 @@ def test_values_and_times_that_float32_has_no_room_for(rows, message, tmp_path):
     assert list(tmp_path.iterdir()) == [path]
 
 
+@pytest.mark.slow
 def test_the_largest_values_are_learned(tmp_path):
     """Near the bounds, errors and gradients are those of the same numbers near 1."""
     losses = []
@@ -262,6 +263,7 @@ def test_series_in_their_own_units_are_forecast_whatever_their_level(
     assert errors["series"] < share * errors["all"], errors
 
 
+@pytest.mark.slow
 def test_units_cancel_in_series_units_too(tmp_path):
     """Of the same table in other units forecasts and intervals are those in other units, and figures are the same."""
     found = []
@@ -291,6 +293,7 @@ def test_units_cancel_in_series_units_too(tmp_path):
         ({"columns": "a,b", "target": "a", "task": "forecast", "time": None}, TINY, 1.0),
     ],
 )
+@pytest.mark.slow
 def test_a_model_learns_more_than_the_trivial_predictors(data, model, better, table, tmp_path):
     run = train(options(table, **data) | {"model": model}, tmp_path / "run")
     found = evaluate(run.path)
@@ -306,6 +309,7 @@ def test_a_model_learns_more_than_the_trivial_predictors(data, model, better, ta
     assert float(metrics[-1]["train_loss"]) < float(metrics[1]["train_loss"])
 
 
+@pytest.mark.slow
 def test_a_long_table_with_gaps_and_facts_is_learned(tmp_path):
     """Two channels at times of their own, one of them a half of a static fact at first."""
     rng, made, facts = np.random.default_rng(0), [], []
@@ -409,6 +413,7 @@ def test_classes_are_learned(table, tmp_path):
 
 
 @pytest.mark.parametrize("pooling", ["last", "mean"])
+@pytest.mark.slow
 def test_classes_of_whole_series_are_learned(pooling, tmp_path):
     """Series of different lengths, whose values rise or fall; each has one label, which is one answer."""
     rng, made = np.random.default_rng(0), []
@@ -449,6 +454,7 @@ def test_scores_are_those_of_predictions_by_hand(table, tmp_path):
         evaluate(run.path, str(table), str(tmp_path / "out.csv"))
 
 
+@pytest.mark.slow
 def test_a_wide_table_with_gaps_is_learned_and_one_of_single_rows_is_no_score(table, tmp_path):
     """A third of the cells is blank: only what was observed is scored."""
     rng, lines = np.random.default_rng(0), [line.split(",") for line in table.read_text().splitlines()]
@@ -469,6 +475,7 @@ def test_a_wide_table_with_gaps_is_learned_and_one_of_single_rows_is_no_score(ta
         evaluate(run.path, str(single))
 
 
+@pytest.mark.slow
 def test_the_end_of_each_series_is_forecast_with_its_history(table, tmp_path):
     values = options(table, columns="a,b", split="future")
     run = train(values | {"training": {"steps": 2}}, tmp_path / "run")
@@ -528,6 +535,7 @@ def test_patience_ends_a_training_at_its_best(table, tmp_path):
     assert min(losses) == losses[-2] == pytest.approx(summary["best"]["loss"])
 
 
+@pytest.mark.slow
 def test_series_have_what_the_loop_has(table, tmp_path):
     """Muon and a URL; and a step in two parts is the same step, though windows are padded."""
     values = options(table, columns="a,b", batch_size=4)
@@ -653,6 +661,7 @@ def test_mistakes_at_the_command_line(arguments, message, tmp_path, monkeypatch,
     assert not Path("x").exists()
 
 
+@pytest.mark.slow
 def test_a_run_of_series_is_not_taken_for_one_of_language(table, tmp_path, capsys):
     run = train(options(table, columns="a"), tmp_path / "run")
     for command in (["generate", str(run.path)], ["evaluate", str(run.path)], ["train", "--resume", str(run.path)]):

@@ -138,6 +138,7 @@ def fuzz(url: str, requests: int) -> None:
     assert min(statuses.count(200), statuses.count(400)) > requests // 10
 
 
+@pytest.mark.slow
 def test_random_requests_are_answered_or_refused(url):
     fuzz(url, 150)
 
@@ -167,6 +168,7 @@ def attack(url: str, sent: bytes) -> bytes:
 
 
 @pytest.mark.parametrize("kind", LINES)
+@pytest.mark.slow
 def test_sixteen_clients_of_many_short_lines_hold_nobody_up(url, kind):
     """60,000 chunks of a byte each, 360 KB on the wire: /health took 9 s."""
     sent = LINES[kind][0]
@@ -288,6 +290,7 @@ def test_every_loopback_host_has_names_of_its_own(host, names):
 # ---------------------------------------------------------------------- connections
 
 
+@pytest.mark.slow
 def test_who_takes_a_trickle_is_cut_off(model):
     """A few bytes now and then kept an answer, and its place, for as long as the reader liked."""
     body = json.dumps({**ENDLESS, "stream": True, "logprobs": 20}).encode()

@@ -54,6 +54,7 @@ def test_a_states_bytes_are_known_before(preset):
             assert state_bytes(state) <= footprint.state(at + size) <= max(5 * state_bytes(state), 200_000)
 
 
+@pytest.mark.slow
 def test_texts_stay_within_the_memory_and_come_out_as_ever(model):
     """Only some of 24 texts behind six prompts fit at a time."""
     engine = Engine(model, chunk=128)

@@ -129,6 +129,7 @@ def client(hybrid):
         yield client
 
 
+@pytest.mark.slow
 def test_a_turn_acts_at_its_token_and_is_marked_there(client, hybrid):
     """`turns` repeats a text whose dials were moved while it was written: token 7 is the first drawn under them."""
     turns = [{"at": 7, "control": {"mood": 1.0}}, {"at": 12, "control": {"speech": -1.0}}]

@@ -233,6 +233,7 @@ def test_a_cache_that_cannot_be_written_is_reported_and_is_no_obstacle(tmp_path,
 
 
 @pytest.mark.filterwarnings("ignore")  # torch.compile warns of its own doings
+@pytest.mark.slow
 def test_compiled_by_torch_it_computes_the_same():
     """torch.compile with its eager backend: what it traces must be what runs (no C++ compiler is needed for that)."""
     torch.manual_seed(0)

@@ -59,6 +59,7 @@ def steered(start: Path, folder: Path, *updates: dict, out: str = "run") -> Path
     return train(config, folder / out).path
 
 
+@pytest.mark.slow
 def test_training_starts_with_the_weights_of_the_other_run(start, tmp_path):
     nothing = {"training": {"optimizer": {"learning_rate": 1e-30, "weight_decay": 0.0}}}
     got = weights(steered(start, tmp_path, nothing))
@@ -130,6 +131,7 @@ def test_the_base_reads_what_the_model_reads_and_drops_nothing(start, tmp_path, 
     assert not also["control"].any()
 
 
+@pytest.mark.slow
 def test_a_strong_tie_keeps_u_of_zero_near_the_base(start, tmp_path):
     fast = {"training": {"steps": 10, "optimizer": {"learning_rate": 0.02}}}
     loose = steered(start, tmp_path, fast, {"training.neutral_kl": 1e-6}, out="loose")
@@ -145,6 +147,7 @@ def test_a_strong_tie_keeps_u_of_zero_near_the_base(start, tmp_path):
     assert distance(tight) < 0.3 * distance(loose)
 
 
+@pytest.mark.slow
 def test_the_base_is_kept_and_is_what_was_started_from(start, tmp_path):
     run = steered(start, tmp_path)
     assert_same_tensors(weights(run / "base"), weights(start))
@@ -154,6 +157,7 @@ def test_the_base_is_kept_and_is_what_was_started_from(start, tmp_path):
     assert load_base(start) is None
 
 
+@pytest.mark.slow
 def test_a_steered_run_resumes_to_the_same_weights(start, tmp_path):
     whole = steered(start, tmp_path, {"training.save_every": 3}, out="whole")
     run = steered(start, tmp_path, {"training.save_every": 3}, out="cut")
@@ -204,6 +208,7 @@ def test_stages_are_runs_that_start_where_the_one_before_ended(tmp_path):
     assert glissando.load(second.path).config.depth.control == ["mood", "speech"]
 
 
+@pytest.mark.slow
 def test_stages_resume_with_what_is_missing(tmp_path):
     train_stages(staged(tmp_path), tmp_path / "whole")
     config = staged(tmp_path)
@@ -257,6 +262,7 @@ def test_a_stage_without_a_checkpoint_is_reported(tmp_path):
         train_stages(staged(tmp_path, TWO[:1]), tmp_path / "out")
 
 
+@pytest.mark.slow
 def test_a_stage_that_was_killed_early_starts_anew(tmp_path, monkeypatch):
     expected = train_stages(staged(tmp_path), tmp_path / "whole")
     with monkeypatch.context() as patched:
@@ -317,6 +323,7 @@ def test_stages_do_not_overwrite(tmp_path):
     assert [each.name for each in (tmp_path / "out").iterdir()] == ["mine"]
 
 
+@pytest.mark.slow
 def test_other_stages_are_refused_and_another_machine_is_not(tmp_path, capsys):
     train_stages(staged(tmp_path), tmp_path / "out")
     with pytest.raises(RunError, match="holds stages of other options"):

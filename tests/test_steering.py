@@ -181,6 +181,7 @@ def recorded(out) -> dict:
 COMMAND = ["--prompts", "2", "--max_tokens", "8", "--cost_rows", "2", "--values", "[-1, 0, 1]"]
 
 
+@pytest.mark.slow
 def test_the_verb_writes_tables_texts_and_pictures(tmp_path, capsys):
     trained(tmp_path)
     out, command = tmp_path / "dial", ["steer", str(tmp_path / "run"), *COMMAND]
@@ -213,6 +214,7 @@ def test_mistakes_are_reported_before_anything_is_written(tmp_path, capsys):
     assert not (tmp_path / "b").exists()
 
 
+@pytest.mark.slow
 def test_pairs_and_baselines_are_measured_by_the_program_of_research(tmp_path, capsys, monkeypatch):
     from research.steering.__main__ import main as measure
 

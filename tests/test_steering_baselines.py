@@ -129,6 +129,7 @@ def test_the_hook_is_removed_after_an_error_too():
     assert not any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())
 
 
+@pytest.mark.slow
 def test_no_strength_costs_nothing():
     model, task = model_of(), trial(Letters(), prompts=2)
     nothing = Addition(model, "flow", torch.randn(16), 0.0)
@@ -363,12 +364,14 @@ def test_a_vector_that_must_work_works():
     json.dumps(result.as_dict())
 
 
+@pytest.mark.slow
 def test_the_comparison_is_the_same_again():
     model = model_of()
     base = model_of()
     assert comparison((1.0,), base, model).as_dict() == comparison((1.0,), base, model).as_dict()
 
 
+@pytest.mark.slow
 def test_without_room_for_a_prefix_the_addition_is_still_measured():
     base = model_of(max_length=10)
     prefixes, additions = comparison((1.0,), base, base).baselines

@@ -38,6 +38,7 @@ def corpus(tmp_path):
     return build_corpus(configuration(tmp_path, STORIES).data)
 
 
+@pytest.mark.slow
 def test_distances_fall_by_the_order_of_each_method(tmp_path):
     curve = measure_steps(flowing(), build_corpus(configuration(tmp_path).data), sample_bytes=50, rounds=1)
     for method, tableau in TABLEAUS.items():
@@ -118,6 +119,7 @@ def test_a_model_without_a_flow_is_reported(corpus):
         measure_steps(LanguageModel.from_config({"hidden_size": 16}), corpus)
 
 
+@pytest.mark.slow
 def test_the_program_draws_and_prints_the_steps(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(steps, "STEPS", (1, 2))
     monkeypatch.setattr(steps, "SAMPLE_BYTES", 400)

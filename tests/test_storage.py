@@ -96,6 +96,7 @@ except RunError as error:
 """
 
 
+@pytest.mark.slow
 def test_a_real_limit_leaves_the_old_directory(tmp_path):
     target = tmp_path / "step"
     with publishing(target) as directory:

@@ -175,6 +175,7 @@ def test_threads_compute_the_same(monkeypatch):
     agree(problem("ties", (2, 4, 150, 150), torch.float64, 0.05))
 
 
+@pytest.mark.slow
 def test_steep_temperatures_stay_exact_at_length():
     """Decays over thousands of sorted keys, in float32, at the smallest temperature and with a gate."""
     inputs = problem("random", (1, 1, 2500, 2500), torch.float32, 1e-3)

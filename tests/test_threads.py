@@ -123,6 +123,7 @@ def _environment(code: str, **given: str) -> list[str]:
     return done.stdout.splitlines()[-1].split()
 
 
+@pytest.mark.slow
 def test_the_program_waits_briefly_and_the_library_changes_nothing():
     program = "from glissando.cli import main; main(['presets', 'gpt'])"
     assert _environment(program)[0].isdigit()

@@ -148,6 +148,7 @@ def test_gradient_checkpointing_gives_the_same_weights(tmp_path):
         assert torch.equal(weights(runs[1])[name], weight), name
 
 
+@pytest.mark.slow
 def test_bf16_trains_and_keeps_float32_weights(tmp_path):
     exact = run(tmp_path, "exact", PLAIN, {"training.steps": 30})
     mixed = run(tmp_path, "mixed", PLAIN, {"training": {"steps": 30, "precision": "bf16-mixed"}})
@@ -172,6 +173,7 @@ def test_compiled_model_trains_to_the_same_weights(tmp_path, corpus):
 
 
 @pytest.mark.parametrize(("instruction", "precision"), [("avx512_bf16", "bf16-mixed"), ("avx512_f", "32-true")])
+@pytest.mark.slow
 def test_precision_follows_the_processor_and_is_kept(tmp_path, monkeypatch, instruction, precision):
     monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {instruction: True})
     monkeypatch.setattr("glissando.training.fit.resolved_precision", known_precision)

@@ -108,6 +108,7 @@ def test_resuming_is_as_if_never_stopped(tmp_path, crash_in, case, corpus):
         assert last_checkpoint(tmp_path / "x").schedule["cuts"] > 0
 
 
+@pytest.mark.slow
 def test_without_the_random_state_resuming_differs(tmp_path, crash_in, monkeypatch):
     """The test above can fail: dropout draws from it."""
     changes = {"training": {"save_every": 4, "steps": 14}}
@@ -177,6 +178,7 @@ def test_resume_without_a_checkpoint_says_so(tmp_path, crash_in):
 
 
 @pytest.mark.parametrize("ending", [Crash, Stopped])
+@pytest.mark.slow
 def test_starting_from_a_run_that_has_not_ended_says_so(tmp_path, crash_in, monkeypatch, capfd, ending):
     if ending is Crash:
         crash_in(9)
@@ -324,6 +326,7 @@ def is_asked_to_stop(process: subprocess.Popen[str]) -> bool:
 
 
 @pytest.mark.skipif(not Path("/proc/self/status").is_file(), reason="needs /proc, which lists a program's handlers")
+@pytest.mark.slow
 def test_second_interrupt_ends_at_once(tmp_path):
     # the first interrupt takes effect at the end of a step, and these take minutes
     slow = {"data": {"batch_size": 16384, "seq_len": 512}, "model.hidden_size": 64}

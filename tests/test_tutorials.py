@@ -22,6 +22,7 @@ QUICK = {"stream-and-serve"}
 @pytest.mark.parametrize("page", [
     pytest.param(name, marks=() if name in QUICK else pytest.mark.slow) for name in tutorials.PAGES
 ])  # fmt: skip
+@pytest.mark.slow
 def test_a_tutorial_prints_what_is_written(page):
     if page == "stream-and-serve" and shutil.which("curl") is None:
         pytest.skip("curl is not installed")

@@ -399,6 +399,7 @@ def test_a_storage_that_hangs_in_the_middle_is_given_up(monkeypatch, pieces):
     fsspec.get_filesystem_class("http").clear_instance_cache()
 
 
+@pytest.mark.slow
 def test_a_series_run_reads_no_other_table_and_signs_no_damage(tmp_path, diary):
     table = tmp_path / "table.csv"
     table.write_text("t,a\n" + "".join(f"{i},{(i * 7) % 11}\n" for i in range(200)))

@@ -76,7 +76,7 @@ class Source(NamedTuple):
     def distinct(self, n: int, seed: int, *, held_out: bool) -> np.ndarray:
         """The first `n` different rows of one side. Raises ConfigError if there are fewer."""
         different: dict[bytes, np.ndarray] = {}
-        for first in range(0, 100 * (n + _BLOCK), _BLOCK):
+        for first in range(0, 20 * (n + _BLOCK), _BLOCK):
             drawn = self.rows(np.arange(first, first + _BLOCK), seed, held_out=held_out)
             different |= {row.tobytes(): row for row in drawn}
             if len(different) >= n:

@@ -164,6 +164,7 @@ def test_swaps_move_what_slots_hold():
 # ---- the stories themselves
 
 
+@pytest.mark.slow
 def test_the_parser_agrees_with_the_generator(stories):
     for story in stories[:4000]:
         derivation = parse(story.text)
@@ -226,6 +227,7 @@ def test_labels_are_drawn_with_the_stated_probability(stories, expectation):
             assert abs(counts[value] / len(stories) - p) < 4 * sqrt(p * (1 - p) / len(stories))
 
 
+@pytest.mark.slow
 def test_no_story_has_two_derivations_and_none_is_long(stories):
     _, shortest, longest = Checker().check(grammar(), {})
     assert longest <= 900
@@ -276,6 +278,7 @@ def long_gaps(story):
     return far
 
 
+@pytest.mark.slow
 def test_facts_return_after_two_hundred_characters(stories):
     by_plot = {plot: [s for s in stories if s.plot == plot][:60] for plot in PLOTS}
     for plot, sample in by_plot.items():

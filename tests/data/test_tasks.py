@@ -127,6 +127,7 @@ def test_held_out_rows_are_distinct_sorted_and_keep_their_place_as_more_are_aske
         ("induction", {"length": 4}, 2 * 15**2),
     ],
 )
+@pytest.mark.slow
 def test_training_and_held_out_rows_are_disjoint_for_every_seed(task: str, options: Any, space: int) -> None:
     """So few rows that both sides meet nearly all that they can; prompts are whole rows here."""
     seen: set[str] = set()

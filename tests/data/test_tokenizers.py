@@ -141,6 +141,7 @@ def from_configuration(path: Path) -> Tokenizer:
 
 
 @pytest.mark.parametrize("load", [load_tokenizer, from_configuration])
+@pytest.mark.slow
 def test_a_vocabulary_of_the_size_of_gpt2_loads(load: Callable[[Path], Tokenizer], tmp_path: Path) -> None:
     gpt2().save(str(tmp_path / "tokenizer.json"))
     tokenizer = load(tmp_path)

@@ -248,6 +248,7 @@ def test_presets_set_the_fields_and_the_fields_name_the_preset(liquid, visit):
     expect(page.locator("#preset")).to_have_value("Your own")
 
 
+@pytest.mark.slow
 def test_the_pace_is_slow_where_there_are_dials_and_changes_while_it_writes(hybrid, liquid, visit):
     page = visit(hybrid)
     expect(page.get_by_role("radio", name="15", exact=True)).to_be_checked()
@@ -330,6 +331,7 @@ def guarded():
         yield guarded
 
 
+@pytest.mark.slow
 def test_a_key_is_asked_for_and_a_server_that_goes_is_reported(guarded, visit):
     page = visit(guarded)
     expect(page.locator("#error")).to_have_text("This server asks for a key. Type it above.")

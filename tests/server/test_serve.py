@@ -123,6 +123,7 @@ def test_models(client):
         client.models.retrieve("other")
 
 
+@pytest.mark.slow
 def test_a_control_and_a_dial_turned_while_text_streams():
     model = tiny("hybrid-ode-nano", mixer={"kind": "attention", "heads": 2}, depth={"n_steps": 4})
     with serving(model, LIMITS) as (_, url), openai.OpenAI(base_url=url + "/v1", api_key="any") as client:

@@ -20,6 +20,7 @@ from glissando.generation import generate  # noqa: E402
 from glissando.model import LanguageModel  # noqa: E402
 
 
+@pytest.mark.slow
 def test_greedily_the_model_never_comes_to_an_end(client):
     assert ask(client, "Once", max_tokens=600, temperature=0).usage.completion_tokens == 600
 
@@ -74,6 +75,7 @@ def test_who_drips_is_cut_off(server):
     assert time.monotonic() - began < 8
 
 
+@pytest.mark.slow
 def test_who_reads_slowly_holds_nobody_up(server, client):
     engine = server[0].served[NAME].engine
     body = json.dumps({**ENDLESS, "stream": True, "logprobs": 20}).encode()
