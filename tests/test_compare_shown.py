@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import math
 import re
 import time
 import weakref
@@ -148,12 +149,12 @@ def test_held_out_text_is_timed_of_a_batch_that_was_scored_before_and_never_held
 
 
 def planning(path: Path, monkeypatch) -> Any:
-    """Four models of 13,000 tokens: 13 s of steps each, and 2 + 12 x 0.5 + 0.01 x (300 + 384) s for the rest."""
+    """Four models of 13,000 tokens: 13 s of steps each, and 2 + 11 x 0.5 + 0.01 x (300 + 384) s for the rest."""
     asked = comparison(path, **SMALL)
     asked.given, asked.budget = [*ASKED], Amount("tokens", 13000.0)
     asked.check()
     asked.write_plan()
-    monkeypatch.setattr(duration, "cost_of", lambda config: Cost(1e-3, 0.0, held_out=0.5, decoded=0.01, start=1.0))
+    monkeypatch.setattr(duration, "cost_of", lambda config: Cost(1e-3, 32e-3, held_out=0.5, decoded=0.01, start=1.0))
     return asked
 
 
@@ -172,7 +173,7 @@ def begin_a_training(asked: Any) -> None:
 
 def test_a_comparison_that_takes_too_long_has_fewer_models_and_a_smaller_budget(tmp_path, monkeypatch):
     asked = planning(tmp_path, monkeypatch)
-    fixed = 2 + 12 * 0.5 + 0.01 * (300 + DECODED) + 8 * 1e-3
+    fixed = 2 + 11 * 0.5 + 0.01 * (300 + DECODED) + 8 * (1e-3 + 32e-3)
     whole, expected, said = fit(asked, None)
     assert whole is asked
     assert expected == pytest.approx(dict.fromkeys(ASKED, 13 + fixed))
@@ -181,7 +182,11 @@ def test_a_comparison_that_takes_too_long_has_fewer_models_and_a_smaller_budget(
     shorter, expected, said = fit(asked, 70, spent=10)
     assert "more than the 70 seconds of --within" in said
     assert (shorter.names, shorter.budget.kind) == (asked.names[:3], "tokens")
-    assert shorter.budget.value == pytest.approx(13000 * (60 - 3 * fixed) / (3 * 13), rel=0.05)  # 10 s are over
+    # 10 s are over; with four validations each in the place of ten, these take a fifth of the trainings
+    assert shorter.budget.value == pytest.approx(13000 * (60 - 3 * (fixed - 6 * 0.5)) / (3 * 13), rel=0.05)
+    assert "with 4 or fewer validations each" in said
+    every = {shorter.config(job).training.validate_every for job in shorter.run_jobs(dict.fromkeys(ASKED, 1e-3))}
+    assert every == {math.ceil(shorter.budget.value / 32 / 4)}
     assert sum(expected.values()) == pytest.approx(60, rel=0.05)
     # what is there goes on with the budget that it has, and a line says so
     shorter.write_plan()
@@ -191,7 +196,7 @@ def test_a_comparison_that_takes_too_long_has_fewer_models_and_a_smaller_budget(
     assert (again.names, again.budget) == (ASKED, Amount("tokens", 13000.0))  # before any training it is sized anew
     begin_a_training(again)
     assert duration.resumed(again) is again
-    assert (again.names, again.budget) == (shorter.names, shorter.budget)
+    assert (again.names, again.budget, again.training) == (shorter.names, shorter.budget, shorter.training)
     same, expected, said = fit(again, 3)
     assert (same, expected) == (again, {})
     assert "--within sizes a comparison before its first training" in said
@@ -199,8 +204,8 @@ def test_a_comparison_that_takes_too_long_has_fewer_models_and_a_smaller_budget(
 
 def test_a_time_that_is_too_short_for_three_models_takes_two_and_then_says_what_is_the_least(tmp_path, monkeypatch):
     asked = planning(tmp_path, monkeypatch)
-    two = fit(asked, 40)
-    assert (two[0].names, sum(two[1].values())) == (ASKED[:2], pytest.approx(40, rel=0.05))
+    two = fit(asked, 28)
+    assert (two[0].names, sum(two[1].values())) == (ASKED[:2], pytest.approx(28, rel=0.05))
     least, _, said = fit(asked, 5)
     assert (least.names, least.budget.value) == (ASKED[:2], 260)
     assert "longer than --within: 2 models and 2% of --budget are the least" in said

@@ -40,7 +40,7 @@ _USUAL = (1024, 128)
 def main(arguments: Sequence[str]) -> None:
     """Train what is missing, measure, and write the report."""
     options = parse(_parser(), arguments)
-    if options.models and options.budget and options.out:  # before PyTorch is there, which takes some seconds
+    if options.models and options.budget and options.out:  # before the text is read, which takes some seconds
         trainings = f"{options.seeds} trainings" if options.seeds > 1 else "a training"
         begins = f"comparing {len(options.models)} models, {trainings} of each, --budget {options.budget}"
         print(f"{begins}; the report will be {options.out}/report.html", file=sys.stderr, flush=True)

@@ -1,7 +1,8 @@
 """How long a comparison takes on this machine, from what is timed of each model, and a shorter one instead.
 
 A training takes its tokens by the time of one, and its validations; beside it, the model is scored, writes a sample,
-and its speed is measured. What is left is corrected after each training by how long those before took.
+and its speed is measured. What is left is corrected after each training by how long those before took. A shorter
+comparison validates less often, so that at most a fifth of its trainings' time goes into that.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import copy
 import json
 import math
 import time
+from typing import NamedTuple
 
 from glissando.compare.log import Log
 from glissando.compare.models import read_models
@@ -18,10 +20,12 @@ from glissando.compare.speed import DECODED, cost_of
 from glissando.compare.training import with_vocabulary
 from glissando.runs import CONFIG
 
-#: passes over the held-out text: before the first step, ten in a training, and one behind it
-_VALIDATIONS = 12
+#: validations of a training, and the largest part of its time that those of a shortened one take where it has several
+_VALIDATIONS, _SHARE = 10, 0.2
 #: steps of the speed's measurement, and tokens of a sample
 _STEPS, _SAMPLE = 8, 300
+#: the option of training by which a shorter comparison validates less often
+EVERY = "validate_every"
 #: models and tokens of a first look, how many models a shortened comparison has at least, and how little of its budget
 FEWER, FIRST_LOOK, FEWEST, _LEAST = 3, "tokens=5e4", 2, 0.02
 
@@ -49,38 +53,35 @@ def fitted(comparison: Comparison, within: float | None, log: Log, began: float)
         return comparison, {}
     if comparison.budget.kind == "flops":
         return comparison, {}
-    costs: dict[str, tuple[float, float]] = {}
-
-    def expected(names: list[str], share: float = 1.0) -> dict[str, float]:
-        return {name: share * costs[name][0] + costs[name][1] for name in names}
-
+    costs: dict[str, _Costs] = {}
     names, left = comparison.names, math.inf
     for name in names:
         costs[name] = _costs(comparison, name, log)
         left = math.inf if within is None else within - (time.perf_counter() - began)
-        if len(costs) == FEWER and sum(expected([*costs]).values()) > left:
+        if len(costs) == FEWER and sum(_expected(costs).values()) > left:
             break  # the others are not trained in any case
-    fits, seconds = len(costs) == len(names), sum(expected([*costs]).values())
+    fits, seconds = len(costs) == len(names), sum(_expected(costs).values())
     few = "" if fits else f", {FEWER} of them alone"
     line = f"{planned(comparison)}{few}: about {spelled(seconds)}{' without the probes' if comparison.probes else ''}"
     if within is None or (fits and seconds <= left):
         log.print(f"{line}; for a first look name {FEWER} models and give --budget {FIRST_LOOK}")
-        return comparison, expected(names)
-    share = 1.0
-    for count in range(min(FEWER, len(names)), min(FEWEST, len(names)) - 1, -1):
-        names = comparison.names[:count]
-        share = min(1.0, (left - sum(expected(names, 0.0).values())) / sum(costs[name][0] for name in names))
-        if share >= _LEAST:
-            break
+        return comparison, _expected(costs)
+    costs, share, validations = _affordable(costs, left, _VALIDATIONS if EVERY in comparison.training else 1)
+    names = list(costs)
     shorter, models = copy.copy(comparison), comparison.given
     shorter.__dict__.pop("models")
     shorter.given = {name: models[name] for name in names} if isinstance(models, dict) else list(models)[: len(names)]
     shorter.budget = Amount(comparison.budget.kind, float(f"{max(_LEAST, share) * comparison.budget.value:.2g}"))
-    shortened = expected(names, shorter.budget.value / comparison.budget.value)
+    scored = ""
+    if validations < _VALIDATIONS:
+        scored = f", with {validations} or fewer validations each"
+        number = costs[names[0]].number * shorter.budget.value / comparison.budget.value
+        shorter.training = comparison.training | {EVERY: max(1, math.ceil(number / validations))}
+    shortened = _expected(costs, shorter.budget.value / comparison.budget.value, validations)
     log.print(f"{line}, more than the {spelled(within)} of --within")
     note = f", longer than --within: {len(names)} models and {_LEAST:.0%} of --budget are the least"
     about = spelled(sum(shortened.values()))
-    log.print(f"instead: {planned(shorter)}: about {about} from now{'' if share >= _LEAST else note}")
+    log.print(f"instead: {planned(shorter)}{scored}: about {about} from now{'' if share >= _LEAST else note}")
     return shorter, shortened
 
 
@@ -100,6 +101,8 @@ def resumed(comparison: Comparison) -> Comparison:
         and budget.value <= comparison.budget.value
     ):
         comparison.given, comparison.budget = plan["models"], budget
+        if EVERY in plan["training"]:
+            comparison.training = {EVERY: plan["training"][EVERY]} | comparison.training
         del comparison.models
     return comparison
 
@@ -108,19 +111,50 @@ def _has_trainings(comparison: Comparison) -> bool:
     return any(comparison.directory.glob(f"*/*/*/{CONFIG}"))
 
 
-def _costs(comparison: Comparison, name: str, log: Log) -> tuple[float, float]:
-    """Seconds of a model's training steps, all trainings together but those of probes, and of all else."""
+class _Costs(NamedTuple):
+    """Seconds of a model, all trainings together but those of probes: its steps, one validation of each, and all else;
+    and the number of steps of one training."""
+
+    steps: float
+    validation: float
+    rest: float
+    number: float
+
+
+def _expected(costs: dict[str, _Costs], share: float = 1.0, validations: int = _VALIDATIONS) -> dict[str, float]:
+    """Seconds of each model with a share of the budget."""
+    return {name: share * cost.steps + validations * cost.validation + cost.rest for name, cost in costs.items()}
+
+
+def _affordable(costs: dict[str, _Costs], left: float, fewest: int) -> tuple[dict[str, _Costs], float, int]:
+    """Of how many models, the first ones, what share of the budget takes the seconds that are left, and with how many
+    validations."""
+    share, validations = 1.0, _VALIDATIONS
+    for count in range(min(FEWER, len(costs)), min(FEWEST, len(costs)) - 1, -1):
+        costs = {name: costs[name] for name in [*costs][:count]}
+        steps, scoring = sum(cost.steps for cost in costs.values()), sum(cost.validation for cost in costs.values())
+        for validations in range(_VALIDATIONS, fewest - 1, -1):
+            share = min(1.0, (left - sum(_expected(costs, 0.0, validations).values())) / steps)
+            if validations * scoring <= _SHARE * (share * steps + validations * scoring):
+                break
+        if share >= _LEAST:
+            break
+    return costs, share, validations
+
+
+def _costs(comparison: Comparison, name: str, log: Log) -> _Costs:
     log.status(f"timing {name}")
     job = Job("run", name, 0, comparison.rates(name)[0])
     cost = cost_of(with_vocabulary(comparison.config(job)))
     kind, value = comparison.budget
     trainings = comparison.seeds + (len(comparison.learning_rates) if comparison.sweeps else 0)
     whole = comparison.seeds + (SWEEP_SHARE * len(comparison.learning_rates) if comparison.sweeps else 0)
-    steps = whole * value * {"tokens": cost.token, "steps": cost.step, "seconds": 1.0}[kind]
-    validations = 2 if kind == "seconds" else _VALIDATIONS  # under a budget in seconds they are a part of it
-    each = 2 * cost.start + validations * cost.held_out + _SAMPLE * cost.decoded
-    read = sum(comparison.contexts) * cost.token
-    return steps, trainings * each + _STEPS * cost.step + read + len(comparison.contexts) * DECODED * cost.decoded
+    training = value * {"tokens": cost.token, "steps": cost.step, "seconds": 1.0}[kind]
+    validation = 0.0 if kind == "seconds" else cost.held_out  # under a budget in seconds they are a part of it
+    rest = trainings * (2 * cost.start + cost.held_out + _SAMPLE * cost.decoded)
+    rest += _STEPS * cost.step + sum(comparison.contexts) * cost.token
+    rest += len(comparison.contexts) * DECODED * cost.decoded
+    return _Costs(whole * training, trainings * validation, rest, training / cost.step)
 
 
 def spelled(seconds: float) -> str:
