@@ -139,13 +139,16 @@ def test_the_page_begins_with_a_story_and_a_link_does_not(visit):
         served.stop()
 
 
-def test_a_text_ends_with_the_sentence_that_ends_in_the_last_part_of_its_limit(liquid, visit):
-    said = [*'A. B. "C. D', *'." E. F. G.']
-    answer = "".join(pages.event(letter, {letter: 1}) for letter in said) + "data: [DONE]\n\n"
+@pytest.mark.parametrize(
+    ("text", "limit", "shown"),
+    [('A. B. "C. D." E. F. G.', 10, 'A. B. "C. D."'), ("Up, Mrs. D. Fox. Mr. Owl", 8, "Up, Mrs. D. Fox.")],
+)
+def test_a_text_ends_with_the_sentence_that_ends_in_the_last_part_of_its_limit(text, limit, shown, liquid, visit):
+    answer = "".join(pages.event(letter, {letter: 1}) for letter in text) + "data: [DONE]\n\n"
     page = met(visit(liquid, {"v1/completions": lambda route: route.fulfill(body=answer)}))
-    ask(page, "", max_tokens=10)
+    ask(page, "", max_tokens=limit)
     line = ended(page)
-    assert page.text_content("#written") == 'A. B. "C. D."'
+    assert page.text_content("#written") == shown
     assert "; at the last sentence within its limit of tokens." in line
     assert page.locator("#error").is_hidden()
 

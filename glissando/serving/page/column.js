@@ -10,6 +10,7 @@ const ENDS = { stop: "the model ended it", sentence: "at the last sentence withi
 const NEAR_END = 40; // pixels below the window within which the end of the text is followed
 const LAST_PART = 1 / 8; // of a text's limit: in this part the end of a sentence is its end
 const SENTENCE_END = /[.!?]["'\u2019\u201d)]*\s*$/;
+const ABBREVIATION = /(^|[^\p{L}\p{N}])(\p{Lu}|Mr|Mrs|Ms|Dr|St|Prof|Jr|Sr|Mt|vs|etc|[ei]\.\s?[eg])\.\s*$/u; // their dot ends none
 
 /**
  * `on` has what happens outside: activated(column), pointed(column, place or null), described(words), failed(error),
@@ -191,6 +192,7 @@ export class Column {
   /** Whether the text is in the last part of its limit, and a sentence ends, its quotation marks closed. */
   endsNear(limit) {
     if (!(this.running.written >= limit * (1 - LAST_PART))) return false;
+    if (ABBREVIATION.test(this.whole)) return false;
     return SENTENCE_END.test(this.whole) && this.whole.split('"').length % 2 === 1;
   }
 
