@@ -1,6 +1,6 @@
 """A law of forgetting: for how many tokens does a state of some bytes keep a fact, beside how many others?
 
-    python -m research.forgetting --out DIR     DIR gets runs, forgetting.csv and forgetting.png, which docs have
+    python -m research.forgetting --out DIR     DIR gets runs and forgetting.csv, which docs/comparison has
 
 A stream is filler, uniform over its symbols, with facts `SET key value` and questions `GET key value`. k + 1 keys take
 turns: each is set to a uniform value, asked for after a distance that is uniform in its logarithm, and soon set anew,
@@ -37,7 +37,6 @@ from glissando.data.base import IGNORED, WHOLE, Batch, RowCorpus, Shard, shard_r
 from glissando.data.corpora import GeneratedOptions
 from glissando.data.tokenizers import NumberTokenizer, Tokenizer
 from glissando.decoding import computing
-from glissando.evaluation.figures import figure_and_axes
 from glissando.evaluation.scoring import token_losses
 from glissando.state import state_bytes
 from glissando.storage import write_atomic
@@ -208,22 +207,6 @@ def remembered(model: glissando.LanguageModel, length: int, longest: int = LONGE
     return rows
 
 
-def draw(record: pd.DataFrame, target: Path) -> None:
-    """Accuracy by distance beside 64 others, and the bits that all facts of a stream held, against bytes of state."""
-    figure, (above, below) = figure_and_axes(rows=2, size=(4.8, 6.6))
-    for place, (name, rows) in enumerate(record[record.others == OTHERS[-1]].groupby("model", sort=False)):
-        style: dict[str, Any] = {"label": name, "marker": "osD^v*PX"[place % 8], "color": f"C{place}"}
-        above.plot(rows.below / math.sqrt(10), 100 * rows.accuracy, **style)
-        below.plot(rows.state_bytes, rows.bits_held, linestyle="none", alpha=0.7, **style)
-    above.set(xscale="log", xlabel="tokens since the fact", ylabel="right (%)", title="A fact beside 64 others")
-    below.axhline(math.log2(VALUES) * (OTHERS[-1] + 1), color="#888888", linestyle="--")
-    below.set(
-        xscale="log", xlabel="bytes of state", ylabel="bits remembered", title="All 65; a mark a decade of tokens"
-    )
-    below.legend(loc="center left", bbox_to_anchor=(0.1, 0.58))
-    figure.savefig(target, dpi=240)
-
-
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add = parser.add_argument
@@ -245,7 +228,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
         if record.is_file():
             new = pd.concat([pd.read_csv(record).query("model != @model"), new])
         write_atomic(record, new.to_csv(index=False).encode())
-    draw(new, out / "forgetting.png")
 
 
 if __name__ == "__main__":

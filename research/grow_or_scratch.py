@@ -4,7 +4,7 @@ For each task and seed a model is trained from scratch at the final size, and on
 target is the held-out loss that the first ends with, and 0.01 nats more. FLOPs are those of glissando.flops; the
 grown run pays for all of its stages. It is given --budget times the FLOPs of the other, over which its learning rate
 falls: what half the FLOPs are worth is not to be seen half way through a schedule made for all of them. Every run
-leaves its directory, with metrics.csv and, if grown, loss.png.
+leaves its directory, with metrics.csv.
 
     python -m research.grow_or_scratch --tasks shift stories --seeds 3 --out runs/growth
     python -m research.grow_or_scratch --quick
@@ -14,15 +14,12 @@ from __future__ import annotations
 
 import argparse
 import tempfile
-from collections.abc import Sequence
 from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
 
 import glissando
 from glissando.config import from_dict, merge
-from glissando.evaluation.figures import figure_and_axes
-from glissando.evaluation.plots import require_log
 from glissando.metrics import read_metrics
 from glissando.presets import load_preset
 from glissando.runs import METRICS, Run
@@ -96,7 +93,6 @@ def compare(name: str, seed: int, options: argparse.Namespace, folder: Path) -> 
     task, flops = TASKS[name], options.flops or TASKS[name].flops
     staged = _staged(task, seed, options.budget * flops, options)
     grown = train_stages(staged, folder / f"{name}-{seed}-grown")
-    plot_stages(grown, folder / f"{name}-{seed}-grown" / "loss.png")
     *_, last = plans(staged, folder / f"{name}-{seed}-grown")
     large = {"model": last.config.as_dict()["model"], "training": {"flops": flops}, "data": {"seed": seed}}
     config = from_dict(RunConfig, merge(RunConfig, _shared(task, seed, options), large))
@@ -109,35 +105,6 @@ def compare(name: str, seed: int, options: argparse.Namespace, folder: Path) -> 
     assert first is not None
     show(name, seed, target, first, second)
     return None if second is None else second[0] / first[0]
-
-
-def plot_stages(runs: Sequence[Run], target: Path) -> Path:
-    """Nats per target, trained and held out, against the FLOPs of all runs together (log); a line where one starts.
-
-    Raises RunError if nothing was logged.
-    """
-    figure, (axes,) = figure_and_axes()
-    curves: dict[str, list[tuple[float, float]]] = {"train_loss": [], "valid_loss": []}
-    spent = 0.0
-    for number, run in enumerate(runs):
-        rows = require_log(run.path)
-        for column, points in curves.items():
-            points += [(spent + float(row["flops"]), float(row[column])) for row in rows if row.get(column)]
-        label = f"{run.path.name}: {glissando.load(run.path).num_parameters():,} parameters"
-        if number:
-            axes.axvline(spent, color="#b3261e", linewidth=1, linestyle="--")
-            place = {"xycoords": ("data", "axes fraction"), "xytext": (4, 0), "textcoords": "offset points"}
-            axes.annotate(label, (spent, 0.97), **place, rotation=90, va="top", fontsize=7)
-        else:
-            axes.set_title(label, fontsize=9, loc="left")
-        spent += float(rows[-1]["flops"])
-    axes.plot(*zip(*curves["train_loss"], strict=True), label="training", color="#9aa5b1", linewidth=1.2)
-    style = {"color": "#0b6e99", "linewidth": 2, "marker": "o", "markersize": 4}
-    axes.plot(*zip(*curves["valid_loss"], strict=True), label="held out", **style)
-    axes.set(xlabel="training FLOPs", ylabel="nats per target", xscale="log")
-    axes.legend(frameon=False)
-    figure.savefig(target)
-    return target
 
 
 def show(name: str, seed: int, target: float, first: tuple[float, float], second: tuple[float, float] | None) -> None:

@@ -4,6 +4,9 @@
     python -m research.pictures flow              paths of the packaged model `dial` through its flow, by its mood dial
     python -m research.pictures forecast          a forecast of the packaged model `series` beside what came
     python -m research.pictures hazard RUN        a run trained on `events example --process hawkes1`, beside the truth
+    python -m research.pictures kernels           decay times and periods of the spectral channels of `stories`
+    python -m research.pictures dial DIR          of `glissando steer dial --dials mood --prompts 96 --cost_rows 0`
+    python -m research.pictures growth DIR        runs of `python -m research.grow_or_scratch --tasks shift --seeds 1`
 
 Each writes its CSV into docs/comparison.
 """
@@ -12,6 +15,7 @@ from __future__ import annotations
 
 import argparse
 import csv
+import json
 import statistics
 import time
 from collections.abc import Iterable, Sequence
@@ -23,6 +27,8 @@ import numpy as np
 import torch
 
 import glissando
+from glissando.metrics import read_metrics
+from glissando.runs import METRICS
 
 FOLDER = Path(__file__).resolve().parent.parent / "docs" / "comparison"
 #: what is recommended, the baseline, and a model without attention of each other kind
@@ -153,16 +159,62 @@ def hazard(run: Path) -> None:
     write("hazard", ("time", "hazard", "truth"), rows)
 
 
+def kernels() -> None:
+    """1 / gamma and 2 pi / |w| in tokens, the decay at its bias, of the channels of every spectral layer."""
+    from glissando.evaluation.layers import layer_numbers
+    from glissando.mixers.spectral import Spectral
+
+    model = glissando.load("stories")
+    assert isinstance(model, glissando.LanguageModel)
+    mixers = [module for module in model.modules() if isinstance(module, Spectral)]
+    rows: list[tuple[Any, ...]] = []
+    for layer, mixer in zip(layer_numbers(model, Spectral, len(mixers)), mixers, strict=True):
+        decay, turn = (rate.detach().double() for rate in mixer.base_rates())
+        channels = zip((1 / decay).tolist(), (2 * np.pi / turn.abs()).tolist(), strict=True)
+        rows += [(layer, *channel) for channel in sorted(channels)]
+    write("kernels", ("layer", "decay_time", "period"), rows)
+
+
+def dial(sweep: Path) -> None:
+    """The mood of each text by u, and of all texts of a u their mean and the cost at u."""
+    from glissando.data.stories import judge
+
+    (figures,) = json.loads((sweep / "steering.json").read_text())["dials"]
+    rows: list[tuple[Any, ...]] = []
+    for number, line in enumerate((sweep / "texts.jsonl").read_text().splitlines()):
+        text = json.loads(line)
+        label = judge(text["text"])["mood"]
+        rows.append((text["u"], number % figures["prompts"], "" if label is None else label, ""))
+    costs = zip(figures["u"], figures["mean_label"], figures["perplexity_against_uncontrolled"], strict=True)
+    write("dial", ("u", "prompt", "mood", "cost"), rows + [(u, "mean", mean, cost) for u, mean, cost in costs])
+
+
+def growth(folder: Path) -> None:
+    """Held-out loss against the FLOPs of all stages together, of the grown model and of the one from scratch."""
+    stages = sorted((folder / "shift-0-grown").glob("*-size-*"))
+    rows: list[tuple[Any, ...]] = []
+    for name, runs in (("grown", stages), ("scratch", [folder / "shift-0-scratch"])):
+        before = 0.0
+        for run in runs:
+            parameters = glissando.load(run).num_parameters()
+            metrics = read_metrics(run / METRICS)
+            rows += [
+                (name, parameters, before + float(row["flops"]), float(row["valid_loss"]))
+                for row in metrics
+                if row["valid_loss"]
+            ]
+            before += float(metrics[-1]["flops"])
+    write("growth", ("model", "parameters", "flops", "valid_loss"), rows)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("record", choices=("decoding", "flow", "forecast", "hazard"))
-    parser.add_argument("runs", type=Path, nargs="*")
+    records = {draw.__name__: draw for draw in (decoding, flow, forecast, hazard, kernels, dial, growth)}
+    parser.add_argument("record", choices=records)
+    parser.add_argument("source", type=Path, nargs="*", help="what the record is read from, if it is not measured here")
     options = parser.parse_args()
     torch.set_num_threads(1)
-    if options.record == "hazard":
-        hazard(*options.runs)
-    else:
-        {"decoding": decoding, "flow": flow, "forecast": forecast}[options.record]()
+    records[options.record](*options.source)
 
 
 if __name__ == "__main__":

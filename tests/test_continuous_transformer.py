@@ -11,7 +11,6 @@ import torch
 from tolerances import assert_close
 from training_runs import assert_same_tensors, call, last_checkpoint, metrics, rewind, text_file, weights
 
-import glissando
 from benchmarks.rows import ROWS, select
 from benchmarks.spectral import kept_bytes
 from glissando.checkpoints import checkpoint_step
@@ -19,7 +18,6 @@ from glissando.cli import main
 from glissando.mixers.spectral import Spectral
 from glissando.model import LanguageModel
 from glissando.runs import Run
-from research.kernel_picture import plot_kernels
 
 
 def options(folder, out, steps: int) -> list[str]:
@@ -61,8 +59,6 @@ def test_the_preset_trains_samples_resumes_and_is_drawn(tmp_path, capsys):
     pictures = tmp_path / "pictures"
     assert main(["evaluate", str(whole), "--json", "--plots", str(pictures)]) == 0
     assert json.loads(capsys.readouterr().out)["bits_per_byte"] > 0
-    plot_kernels(glissando.load(whole), pictures / "kernels.png")
-    assert (pictures / "kernels.png").read_bytes()[:4] == b"\x89PNG"
     assert (pictures / "loss.png").is_file()
 
 
@@ -87,11 +83,6 @@ def test_base_rates_are_those_of_the_dynamics():
     assert_close(torch.view_as_real(ratio), torch.view_as_real(torch.exp(torch.complex(-gamma, turn))))
     times = (1 / gamma).sort().values
     assert_close(times[[0, -1]], torch.tensor([1.0, 32.0]))
-
-
-def test_kernels_of_another_model_cannot_be_drawn(tmp_path):
-    with pytest.raises(ValueError, match="no mixer of this model has channels that decay and turn"):
-        plot_kernels(LanguageModel.from_preset("transformer-nano"), tmp_path / "x.png")
 
 
 def test_benchmarks_are_chosen_by_name_or_beginning():

@@ -10,7 +10,6 @@ from glissando.evaluation.looks import looks
 from glissando.mixers.attention import Attention
 from glissando.mixers.spectral import Spectral
 from glissando.model import LanguageModel
-from research import kernel_picture
 
 
 @pytest.fixture(scope="module")
@@ -36,11 +35,3 @@ def test_looks_name_the_layers_of_a_mixed_stack(mixed):
     result = {look["name"]: look for look in looks(mixed, torch.arange(12).unsqueeze(0))}
     assert result["decay_times"]["rows"] == ["layer 1", "layer 3", "layer 4"]
     assert len(result["decay_times"]["values"]) == 3
-
-
-def test_kernels_name_the_layers_of_a_mixed_stack(mixed, tmp_path, monkeypatch):
-    drawn = []
-    monkeypatch.setattr(kernel_picture, "_draw_kernels", lambda axes, rates, layer: drawn.append(layer))
-    monkeypatch.setattr(kernel_picture, "_draw_channels", lambda axes, rates: drawn.append(list(rates)))
-    kernel_picture.plot_kernels(mixed, tmp_path / "k.png")
-    assert drawn == [[1, 3, 4], 3]

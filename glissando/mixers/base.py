@@ -27,7 +27,6 @@ trains, streams, serves and is compared all the same, and what is missing is nam
                                     NAME/first the first layer's
     warnings(row)                   what is wrong with a row of the log, by kind: (category, message)
     pictures(x, ctx)                for the playground: a list of Picture, a number for each token
-    base_rates()                    decay and angular frequency of each channel per token; `evaluate --plots` draws them
     lower(builder, x)               its compiled decoding step, see docs/decoding.md
     export_form(capacity)           the module that is traced in its place, see docs/export.md; or raises Refused
 """
