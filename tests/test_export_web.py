@@ -211,11 +211,9 @@ class Exported:
 
     def __init__(self, folder: Path, *options: object, **config: Any) -> None:
         package(fetch=True)
-        text = folder / "text.txt"
         run = saved(folder, **config)
         self.model: LanguageModel = glissando.load(run)
-        text.write_text("What is read here was never trained on. " * 20)
-        arguments = ("export", run, "--to", "web", "--out", folder / "page", "--file", text)
+        arguments = ("export", run, "--to", "web", "--out", folder / "page")
         assert run_command(*arguments, *options) == 0
         self.folder = folder / "page"
         self.files = pages.Files(self.folder)
@@ -379,6 +377,9 @@ def test_the_page_writes_as_the_library_up_to_its_capacity(exported, visit):
     assert "exported for 40 tokens, prompt included" in ending
     expect(page.locator("#dials")).to_be_hidden()
     assert "python -m http.server" in (one.folder / "README.md").read_text()
+    made = json.loads((one.folder / "export.json").read_text())
+    shapes = [part["shape"] for part in (*made["inputs"], *made["outputs"], *made["state"])]
+    assert {shape[0] for shape in shapes} == {1}, "a page reads one text, and a graph of one is traced sooner"
 
 
 @needs_browser

@@ -64,8 +64,19 @@ class Check:
         return self
 
 
-def compare(model: LanguageModel, run: Runtime, start: Callable[[int], list[Any]], room: int | None, by: str) -> Check:
-    """The model beside `run`, whose state before any token is start(B); `room` tokens fit into it."""
+def compare(
+    model: LanguageModel,
+    run: Runtime,
+    start: Callable[[int], list[Any]],
+    room: int | None,
+    by: str,
+    *,
+    one_row: bool = False,
+) -> Check:
+    """The model beside `run`, whose state before any token is start(B); `room` tokens fit into it.
+
+    one_row  `run` reads one text at a time
+    """
     names = model.config.dials
     control = torch.tensor([[0.0] * len(names), [0.5] * len(names)]) if names else None
     drawn = Continuation(
@@ -76,13 +87,19 @@ def compare(model: LanguageModel, run: Runtime, start: Callable[[int], list[Any]
     ids, targets = texts[:, :-1], texts[:, 1:]
     with computing(model):
         expected = model(ids, control=control)[0]
-    extra, split = [] if control is None else [control], max(1, ids.shape[1] * 2 // 3)
-    logits, *state = run(ids[:, :split], *extra, *start(_ROWS))
-    parts = [logits]
-    for t in range(split, ids.shape[1]):
-        logits, *state = run(ids[:, t : t + 1], *extra, *state)
-        parts.append(logits)
-    exported = torch.cat(parts, 1)
+    split = max(1, ids.shape[1] * 2 // 3)
+
+    def read(rows: slice) -> Tensor:
+        extra = [] if control is None else [control[rows]]
+        logits, *state = run(ids[rows, :split], *extra, *start(len(ids[rows])))
+        parts = [logits]
+        for t in range(split, ids.shape[1]):
+            logits, *state = run(ids[rows, t : t + 1], *extra, *state)
+            parts.append(logits)
+        return torch.cat(parts, 1)
+
+    together = [slice(row, row + 1) for row in range(_ROWS)] if one_row else [slice(_ROWS)]
+    exported = torch.cat([read(rows) for rows in together])
     # Where two logits are a tie within rounding, either may be the largest.
     behind = expected.amax(-1) - expected.gather(-1, exported.argmax(-1, keepdim=True)).squeeze(-1)
     largest, equal = float((expected - exported).abs().max()), int((behind <= TOLERANCE).sum())

@@ -4,7 +4,8 @@
     control  (B, C) float32, of a model with dials
     state.*  each part of the state -> next.*
 
-B and T are free: one graph reads a prompt and a token. Names follow the tree of the state: `state.depth.0.mixer.h`.
+T is free: one graph reads a prompt and a token. B is free, or one text: a graph of one is traced in two thirds of the
+time. Names follow the tree of the state: `state.depth.0.mixer.h`.
 """
 
 from __future__ import annotations
@@ -35,6 +36,7 @@ class Leaf:
     dtype: torch.dtype
     shape: tuple[int, ...]  # of a row
     start: float
+    rows: int | str = BATCH
 
     @property
     def input(self) -> str:
@@ -47,19 +49,20 @@ class Leaf:
     @property
     def described(self) -> dict[str, Any]:
         """For programs that run the graph."""
-        kind, shape = str(self.dtype).removeprefix("torch."), [BATCH, *self.shape]
+        kind, shape = str(self.dtype).removeprefix("torch."), [self.rows, *self.shape]
         return {"input": self.input, "output": self.output, "dtype": kind, "shape": shape, "start": self.start}
 
 
 class Stepper(nn.Module):
-    """model(ids, state) -> (logits, state) as a function of a flat list of tensors."""
+    """model(ids, state) -> (logits, state) as a function of a flat list of tensors, of any number of rows or of one."""
 
-    def __init__(self, model: LanguageModel, capacity: int) -> None:
+    def __init__(self, model: LanguageModel, capacity: int, *, one_row: bool = False) -> None:
         super().__init__()
+        self.rows: int | str = 1 if one_row else BATCH
         self.model = prepared(model, capacity)
         self.dials = list(model.config.dials)
         self._tree = self.model.init_state(1)
-        self.leaves = [leaf_of(name, value) for name, value in named(self._tree)]
+        self.leaves = [leaf_of(name, value, self.rows) for name, value in named(self._tree)]
 
     def init_state(self, batch_size: int) -> list[Tensor]:
         # Each a tensor of its own: a graph takes two inputs that are one tensor for one input.
@@ -82,11 +85,11 @@ class Stepper(nn.Module):
 
     def trace(self) -> torch.export.ExportedProgram:
         """Raises Refused, with PyTorch's reason, for a model whose forward cannot be traced."""
-        batch, time = torch.export.Dim(BATCH, min=1), torch.export.Dim(TIME, min=1)
+        free = {} if self.rows == 1 else {0: torch.export.Dim(BATCH, min=1)}
         # Sizes of an example are those that no other axis has, and not 1, which PyTorch would take for fixed.
-        arguments = self.arguments(3, 5)
-        axes: list[dict[int, Any]] = [{0: batch} for _ in arguments]
-        axes[0][1] = time
+        arguments = self.arguments(3 if free else 1, 5)
+        axes: list[dict[int, Any]] = [dict(free) for _ in arguments]
+        axes[0][1] = torch.export.Dim(TIME, min=1)
         return traced(self, arguments, axes)
 
 
@@ -151,11 +154,11 @@ def _counts(state: State, name: object) -> bool:
     return not getattr(state, str(name)).is_floating_point()
 
 
-def leaf_of(name: str, value: Tensor) -> Leaf:
+def leaf_of(name: str, value: Tensor, rows: int | str = BATCH) -> Leaf:
     start = float(value.flatten()[0]) if value.numel() else 0.0
     if not bool((value == start).all()):
         raise Refused(f"the state {name} starts from several numbers, and an exported one starts from one")
-    return Leaf(name, value.dtype, tuple(value.shape[1:]), start)
+    return Leaf(name, value.dtype, tuple(value.shape[1:]), start, rows)
 
 
 def filled(tree: State, flat: Iterator[Tensor], position: Tensor | None) -> State:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from glissando.errors import MissingExtraError, Refused
-from glissando.export.graph import BATCH, TIME, Stepper
+from glissando.export.graph import TIME, Stepper
 
 GRAPH, WEIGHTS = "model.onnx", "weights.bin"
 #: tensors of fewer bytes stay in the graph
@@ -85,11 +85,11 @@ def translated(program: torch.export.ExportedProgram, inputs: Shapes, outputs: S
 
 def _shapes(stepper: Stepper) -> tuple[Shapes, Shapes]:
     """The shapes of inputs and outputs: free axes are called `batch` and `time`, everything else has its size."""
-    stepped = stepper.leaves
-    control: Shapes = {"control": [BATCH, len(stepper.dials)]} if stepper.dials else {}
-    inputs: Shapes = {"ids": [BATCH, TIME], **control, **{leaf.input: [BATCH, *leaf.shape] for leaf in stepped}}
-    logits: Shapes = {"logits": [BATCH, TIME, stepper.model.config.vocab_size]}
-    return inputs, logits | {leaf.output: [BATCH, *leaf.shape] for leaf in stepped}
+    stepped, rows = stepper.leaves, stepper.rows
+    control: Shapes = {"control": [rows, len(stepper.dials)]} if stepper.dials else {}
+    inputs: Shapes = {"ids": [rows, TIME], **control, **{leaf.input: [rows, *leaf.shape] for leaf in stepped}}
+    logits: Shapes = {"logits": [rows, TIME, stepper.model.config.vocab_size]}
+    return inputs, logits | {leaf.output: [rows, *leaf.shape] for leaf in stepped}
 
 
 def _simplified(model: Any) -> Any:
