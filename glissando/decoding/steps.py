@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, Literal, Protocol, get_args
+from typing import Any, Literal, NamedTuple, Protocol, get_args
 from weakref import WeakKeyDictionary
 
 import torch
@@ -61,11 +61,8 @@ class BlockStep(Step, Protocol):
     def length(self, row: int) -> int:
         """Tokens that a row has read."""
 
-    def mark(self, row: int) -> Any:
-        """What `cut` needs to go back to this state of a row; None where it cannot."""
-
-    def cut(self, mark: Any) -> Any:
-        """A step of its own of its one row, as it was at the mark."""
+    def mark(self, row: int) -> Mark | None:
+        """This state of a row, to go back to; None of a step that would need a copy of all its caches for it."""
 
     @property
     def bytes(self) -> int:
@@ -119,10 +116,7 @@ class PlainStep:
         return int(self.state.position[row])
 
     def mark(self, row: int) -> None:
-        return None  # a copy of all its caches would be needed
-
-    def cut(self, mark: None) -> PlainStep:
-        raise NotImplementedError
+        return None
 
     @property
     def bytes(self) -> int:
@@ -167,15 +161,24 @@ class CompiledStep:
     def length(self, row: int) -> int:
         return int(self.rows.filled[row])
 
-    def mark(self, row: int) -> Any:
-        return tuple(part[row : row + 1].copy() for part in (self.rows.fixed, self.rows.exact, self.rows.filled))
-
-    def cut(self, mark: Any) -> CompiledStep:
-        return CompiledStep(self.decoder, self.decoder.cut(self.rows, mark))
+    def mark(self, row: int) -> Mark:
+        return Mark(*(part[row : row + 1].copy() for part in (self.rows.fixed, self.rows.exact, self.rows.filled)))
 
     @property
     def bytes(self) -> int:
         return self.decoder.bytes_of(self.rows)
+
+
+class Mark(NamedTuple):
+    """A row at an earlier token: the parts of its state that are no caches, whose pages the row still has."""
+
+    fixed: Any
+    exact: Any
+    filled: Any
+
+    def step(self, later: Any) -> CompiledStep:
+        """A step of its own of the row as it was, from the step of one row that has read on."""
+        return CompiledStep(later.decoder, later.decoder.cut(later.rows, self))
 
 
 def step_from(

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections import Counter, OrderedDict
 from collections.abc import Mapping, Sequence
 from hashlib import blake2b
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from torch import Tensor
 
-from glissando.decoding.steps import BlockStep
+from glissando.decoding.steps import BlockStep, Mark
 
 #: the control that tokens were read under, and whose they are
 _Reader = tuple[tuple[float, ...] | None, int | None]
@@ -28,7 +28,7 @@ class _Text(NamedTuple):
     step: BlockStep
     logits: Tensor | None
     length: int  # 0 where the step has read beyond the text
-    marks: Mapping[int, Any]
+    marks: Mapping[int, Mark]
     places: list[bytes]
     size: int
 
@@ -62,7 +62,7 @@ class Prefixes:
                 self._texts.move_to_end(name)
                 if length == text.length:
                     return Known(length, text.step, text.logits)
-                return Known(length, text.step.cut(text.marks[length]), None)
+                return Known(length, text.marks[length].step(text.step), None)
         return None
 
     def keep(
@@ -72,7 +72,7 @@ class Prefixes:
         step: BlockStep,
         logits: Tensor | None,
         owner: int | None = None,
-        marks: Mapping[int, Any] | None = None,
+        marks: Mapping[int, Mark] | None = None,
     ) -> None:
         """Remember the state of one row behind `ids`, what follows it, and the marks of earlier ones; all of it must
         not be changed afterwards. Of a step that has read more than `ids` only the marks are remembered."""
