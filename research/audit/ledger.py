@@ -25,9 +25,9 @@ from glissando.machine import git_state
 from glissando.storage import write_atomic
 from research.audit.claim import Claim, Finding
 
-TITLE = "# The audit: "
+TITLE = "# Claims of the "
 HEAD = f"""\
-{TITLE}what was published, and what it was measured to be
+{TITLE}publications, measured
 
 Each main claim of the five publications is measured twice: *as published*, with a small form of the published system
 that keeps its defects (`research/published/`) and with the authors' way of measuring; and *corrected*, with held-out
