@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import sys
 import threading
 import time
@@ -57,11 +58,16 @@ class _Noticed:
             self._clock.written = time.perf_counter()
             if text:  # a bar that has ended goes back to the beginning of its line, which is empty
                 self._clock.is_mid_line = not text.endswith(("\n", "\r"))
+                is_bar = self._clock.is_mid_line and text.startswith("\r")
+                self._clock.bar = text.strip("\r ").removeprefix("\x1b[K") if is_bar else ""
             return self._stream.write(text)
 
 
 class _Clock(threading.Thread):
-    """Shows the time since the start in the terminal's last line while nothing else is written."""
+    """Shows the time since the start in the terminal's last line while nothing else is written.
+
+    bar  what stands in that line, where a bar is drawn there: the time follows it
+    """
 
     def __init__(self, terminal: TextIO, silent: float) -> None:
         super().__init__(daemon=True)
@@ -69,18 +75,22 @@ class _Clock(threading.Thread):
         self.lock = threading.RLock()  # what is finalized while a line is written may write one
         self.began = self.written = time.perf_counter()
         self.is_mid_line = self.is_shown = False
+        self.bar = ""
 
     def run(self) -> None:
         while not self.ended.wait(self.silent / 4):
             with self.lock:
                 now = time.perf_counter()
-                if now - self.written >= self.silent and not self.is_mid_line and not self.ended.is_set():
-                    self._write(f"\r\x1b[Kworking, {minutes(now - self.began)}")
+                is_free = bool(self.bar) or not self.is_mid_line
+                if now - self.written >= self.silent and is_free and not self.ended.is_set():
+                    working = f"working, {minutes(now - self.began)}"
+                    room = shutil.get_terminal_size().columns - 3 - len(working)
+                    self._write(f"\r\x1b[K{self.bar[:room]}{self.bar and ', '}{working}")
                     self.is_shown = True
 
     def hide(self) -> None:
         if self.is_shown:
-            self._write("\r\x1b[K")
+            self._write(f"\r\x1b[K{self.bar}")
             self.is_shown = False
 
     def _write(self, text: str) -> None:

@@ -78,6 +78,20 @@ def test_the_time_never_stands_in_a_line_that_is_being_written(monkeypatch):
         assert terminal.getvalue() == before
 
 
+def test_the_time_follows_a_bar_that_stands_still_until_it_moves(monkeypatch):
+    terminal = Terminal()
+    monkeypatch.setattr(sys, "stderr", terminal)
+    with never_silent(0.02):
+        print("\r 50%| step 3", end="", file=sys.stderr)
+        deadline = time.monotonic() + 10
+        while "working" not in terminal.getvalue() and time.monotonic() < deadline:
+            time.sleep(0.005)
+        print("\r 60%| step 4", end="", file=sys.stderr)
+        moved = terminal.getvalue()
+    assert moved.startswith("\r 50%| step 3\r\x1b[K50%| step 3, working, 0:00")
+    assert moved.endswith("working, 0:00\r\x1b[K50%| step 3\r 60%| step 4")
+
+
 @pytest.mark.parametrize("shown", ["bar", "text in a file"])
 def test_the_time_is_shown_behind_a_bar_that_has_ended_and_beside_a_text_that_goes_into_a_file(monkeypatch, shown):
     terminal = Terminal()

@@ -131,6 +131,7 @@ def test_bar_on_a_terminal(tmp_path, monkeypatch):
     run(tmp_path, "run", {"training": {"steps": 4, "sample_every": 4}})
     shown = screen.getvalue()
     assert "100%|" in shown
+    assert "| validating, step 4, " in shown
     assert "step 4" in shown
     assert "\nstep 4: " in shown or "\rstep 4: " in shown
 

@@ -69,6 +69,9 @@ class JobProgress(Progress):
             loop.stopping.asked = signal.SIGINT
             loop.ask_to_stop()
 
+    def validating(self, loop: Loop) -> None:
+        self.log.status(f"{self.title}: validating, {self.line(loop)}")
+
     def logged(self, loop: Loop) -> None:
         super().logged(loop)
         self.log.status(f"{self.title}: {100 * loop.budget.share:.0f} %, {self.line(loop)}")

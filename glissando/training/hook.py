@@ -14,6 +14,9 @@ class Hook:
     def after_step(self, loop: Any) -> None:
         """Once the step is taken, before anything is validated, logged or saved."""
 
+    def validating(self, loop: Any) -> None:
+        """Before what is held out is scored."""
+
     def logged(self, loop: Any) -> None:
         """Once the step is validated and logged, before it is saved."""
 

@@ -310,6 +310,8 @@ class Loop:
     def validate(self) -> None:
         """Score what is held out; may end the training early."""
         state, fabric, began = self.state, self.fabric, self.clock.now()
+        for hook in self.hooks:
+            hook.validating(self)
         shard = Shard(fabric.global_rank, fabric.world_size)
         self.validation = self.task.score(self.model, fabric.device, max(1, state.valid_stride), shard)
         self.validated_step, loss = state.step, self.validation["valid_loss"]

@@ -53,6 +53,11 @@ class Progress(Hook):
             + ("" if loop.budget.limits else "; no budget: until Ctrl-C")
         )
 
+    def validating(self, loop: Loop) -> None:
+        if self.bar is not None:
+            with contextlib.suppress(OSError):
+                self.bar.set_description_str(f"validating, {self.line(loop)}", refresh=True)
+
     def logged(self, loop: Loop) -> None:
         if not loop.fabric.is_global_zero:
             return
