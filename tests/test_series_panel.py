@@ -767,6 +767,54 @@ def test_places_are_lines_of_the_file(tmp_path):
     ).codes.tolist()
 
 
+@pytest.mark.parametrize(
+    ("sign", "cells", "numbers"),
+    [
+        (",", ["957,3", "1.310,1", "-2", "1.234.567", ",5", "1e3"], [957.3, 1310.1, -2.0, 1234567.0, 0.5, 1000.0]),
+        (".", ["957.3", "1,310.1", "-2", "1,234,567", ".5", "1e3"], [957.3, 1310.1, -2.0, 1234567.0, 0.5, 1000.0]),
+        (",", ["1\u00a0310,5", "1'310,5", "12", "1", "2", "3"], [1310.5, 1310.5, 12.0, 1.0, 2.0, 3.0]),
+    ],
+)
+def test_numbers_with_another_decimal_sign_and_digits_in_groups_are_read_when_that_is_named(
+    sign, cells, numbers, tmp_path
+):
+    days = [f"{day:02}.01.2025 12:00" for day in range(1, 7)]
+    path = write(tmp_path / "t.csv", "t;v\n" + "".join(f"{t};{v}\n" for t, v in zip(days, cells, strict=True)))
+    options = {"time": "t", "delimiter": ";"}
+    assert panel_of(path, **options, decimal=sign).values.ravel().tolist() == numbers
+    assert gaps_of(path, **options, decimal=sign) == [86400.0] * 5
+
+
+@pytest.mark.parametrize(
+    ("cells", "message"),
+    [
+        (["957,3", "957,3", "1.310,1"], r"957,3: give --data\.decimal , to read that as 957\.3"),
+        (["1,310.1", "8.5", "7.5"], r"1,310\.1: give --data\.decimal \. to read that as 1310\.1, or"),
+    ],
+)
+def test_numbers_that_are_written_otherwise_are_no_categories(cells, message, tmp_path):
+    path = write(tmp_path / "t.csv", "t;v w\n" + "".join(f"{t};{v}\n" for t, v in enumerate(cells)))
+    with pytest.raises(
+        DataError, match=rf"t\.csv, column 'v w' holds numbers such as {message}.* --data\.categorical 'v w'"
+    ):
+        panel_of(path, time="t", delimiter=";")
+    assert panel_of(path, time="t", delimiter=";", categorical=["v w"]).codes.shape == (3, 1)
+
+
+def test_a_cell_that_is_no_number_under_the_decimal_sign_is_an_error(tmp_path):
+    path = write(tmp_path / "t.csv", "t;v\n1;2,5\n2;3\n3;1.31\n")
+    with pytest.raises(DataError, match=r"line 4, column 'v': '1\.31' is no finite number \(1 of its 3 rows\)"):
+        panel_of(path, time="t", delimiter=";", decimal=",")
+    times = write(tmp_path / "u.csv", "t;v\n1,5;2\n2,25;3\n1.000,5;4\n")
+    assert gaps_of(times, time="t", delimiter=";", decimal=",") == [0.75, 998.25]
+
+
+@pytest.mark.parametrize("head", ["t;v", "t\tv"])
+def test_a_delimiter_that_was_not_named_is_found_in_the_first_line(head, tmp_path):
+    with pytest.raises(DataError, match=r"line 1 names a single column, .*between the columns, --data\.delimiter"):
+        read_table(write(tmp_path / "t.csv", f"{head}\n1{head[1]}2,5\n"))
+
+
 def test_a_table_larger_than_the_memory_is_refused_before_it_is_read(tmp_path, monkeypatch):
     path = table(tmp_path / "t.csv", range(40))
     monkeypatch.setattr(reading_tables, "available_bytes", lambda device: 2**12)

@@ -28,7 +28,7 @@ _USAGE = """glissando events train --data.path FILE --data.time T --out DIR
        glissando events serve RUN [--port 8000]
        glissando events example --process NAME --out FILE [--count N] [--seed N]"""
 #: how another table than that of the training is read
-_READING = ("data.static_path", "data.values_path", "data.start", "data.end", "data.delimiter")
+_READING = ("data.static_path", "data.values_path", "data.start", "data.end", "data.delimiter", "data.decimal")
 _COMMON = (
     "--preset", "--out", "--resume", "--threads", "--data.path", "--data.time", "--data.group", "--data.kind",
     "--data.start", "--data.end", "--model.head", "--training.epochs", "--training.learning_rate",

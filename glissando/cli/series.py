@@ -31,7 +31,7 @@ _USAGE = """glissando series train --data.path FILE --out DIR [options]
        glissando series export RUN --out FILE.onnx
        glissando series example --out FILE [--count N] [--seed N]"""
 #: how another table than that of the training is read
-_READING = ("data.static_path", "data.duplicates", "data.delimiter")
+_READING = ("data.static_path", "data.duplicates", "data.delimiter", "data.decimal")
 #: the options that --help shows
 _COMMON = (
     "--preset", "--config", "--out", "--resume", "--file", "--horizon", "--every", "--quantiles",

@@ -61,7 +61,7 @@ def evaluate(
             "those trained on. Train again with a lower training.optimizer.learning_rate"
         )
     came = observed(steps, run.encoding)
-    truth, notes = truth_of(read_table(str(source), run.data.delimiter), log, steps)
+    truth, notes = truth_of(read_table(str(source), run.data), log, steps)
     for line in (*lines, *notes):
         print(line, file=sys.stderr)
     fitted = None if train is None else observed(train, run.encoding)

@@ -63,8 +63,8 @@ def read_events(
     facts, values = data.static_path if facts is None else facts, data.values_path if values is None else values
     named = {**vars(data), "static_path": facts is not None, "values_path": values is not None}
     require_options(named, _NEEDS)
-    table = tables.read_table(data.path if source is None else source, data.delimiter)
-    facts = None if facts is None else tables.read_table(facts, data.delimiter, "data.static_path")
+    table = tables.read_table(data.path if source is None else source, data)
+    facts = None if facts is None else tables.read_table(facts, data, "data.static_path")
     for option in ("group", "time", "kind"):
         require_columns(table.source, table.columns, [getattr(data, option)], option)
     if facts is not None:
@@ -290,10 +290,11 @@ class _Reader(ColumnReader):
         data = self.data
         if self.values is None:
             return None, Times(np.empty(0, np.int64), 1)
-        table = tables.read_table(self.values, data.delimiter, "data.values_path")
+        table = tables.read_table(self.values, data, "data.values_path")
         options = SeriesData(
             group=data.group, time=data.time, time_format=self._form, time_unit=data.time_unit, channel=data.channel,
             value=data.value, columns=data.columns, task="forecast", duplicates="mean", delimiter=data.delimiter,
+            decimal=data.decimal,
         )  # fmt: skip
         panel, encoding = read_panel(options, table, None if self.known is None else self.known.values)
         if encoding.categorical:

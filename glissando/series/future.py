@@ -31,7 +31,7 @@ def ahead_of(data: SeriesData, encoding: Encoding, panel: Panel, after: np.ndarr
 
     Raises DataError for a column or a time that is missing, and for a value that is none.
     """
-    table = tables.read_table(source, data.delimiter)
+    table = tables.read_table(source, data)
     for name in [*encoding.future, *([data.time] if data.time is not None else [])]:
         if name not in table.columns:
             raise DataError(

@@ -52,6 +52,8 @@ class TableData:
     valid_path      table with the held-out series, with the same columns; without it, a part of `path` is held out
     valid_fraction  fraction that is held out, of the series, or of the end of each
     delimiter       character between the columns of a CSV
+    decimal         decimal sign of a CSV's numbers, a dot or a comma, whose digits may then be in groups of three
+                    (1,310.1; 1.310,1); by default a dot, without groups
     seed            seed of the choice of held-out series and of the order of the windows
     """
 
@@ -69,6 +71,7 @@ class TableData:
     valid_path: str | None = None
     valid_fraction: Annotated[float, Field(gt=0, lt=1)] = 0.15
     delimiter: Annotated[str, Field(min_length=1, max_length=1)] = ","
+    decimal: Literal[".", ","] | None = None
     seed: NonNegativeInt = 0
 
 

@@ -36,7 +36,7 @@ def read_panel(data: SeriesData, source: Any = None, encoding: Encoding | None =
     if source is None and data.path is None:
         raise ConfigError("data.path is missing: name a CSV or Parquet file, or give a frame")
     source, option = (data.path, "data.path") if source is None else (source, "")
-    table = tables.read_table(source, data.delimiter, option)
+    table = tables.read_table(source, data, option)
     return _Reader(data, table, roles(data, table, encoding), encoding is not None).panel()
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import NamedTuple
@@ -51,9 +52,7 @@ _NEEDS = (
 def roles(data: SeriesData, table: Table, encoding: Encoding | None) -> Roles:
     """Raises UnknownNameError for a column that is not there, ConfigError for options that contradict each other."""
     _require_consistent(data)
-    facts = (
-        None if data.static_path is None else tables.read_table(data.static_path, data.delimiter, "data.static_path")
-    )
+    facts = None if data.static_path is None else tables.read_table(data.static_path, data, "data.static_path")
     for option in ("group", "time", "channel", "value"):
         require_columns(table.source, table.columns, [getattr(data, option)], option)
     homes, where = homes_of(table, facts), table.source
@@ -156,6 +155,8 @@ def _channels(
         why = None if named else _left_out(name, column)
         if why is not None:
             report.append(f"the column {name!r} is left out: {why}")
+        elif name not in data.categorical and (separated := column.separated):
+            raise _separated(table, name, *separated)
         elif column.values.dtype.kind in "mM":
             raise DataError(f"{table.source}, column {name!r} holds times: leave it out of data.columns")
         elif name in data.categorical or not column.is_numeric:
@@ -178,12 +179,21 @@ def _left_out(name: str, column: tables.Column) -> str | None:
     if column.values.dtype.kind in "mM":
         return "it holds times, and data.time names others"
     present = int((~column.missing).sum())
-    if not column.is_numeric and len(column.uniques) > max(_CATEGORIES, present // 2):
+    if not column.is_numeric and column.separated is None and len(column.uniques) > max(_CATEGORIES, present // 2):
         return (
             f"it holds {len(column.uniques):,} different texts in {present:,} rows; to read them as categories, give "
-            f"--data.categorical {name}"
+            f"--data.categorical {shlex.quote(name)}"
         )
     return None
+
+
+def _separated(table: Table, name: str, sign: str, example: str) -> DataError:
+    """The error for numbers with another decimal sign, or with digits in groups."""
+    return DataError(
+        f"{table.source}, column {name!r} holds numbers such as {example}: give --data.decimal {sign} to read that as "
+        f"{float(tables.as_number(example, sign)):.10g}, or, if they are categories, --data.categorical "
+        f"{shlex.quote(name)}"
+    )
 
 
 def _long_channels(

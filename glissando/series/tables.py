@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
@@ -21,6 +21,9 @@ import torch
 from glissando.data.textfile import check_text
 from glissando.errors import DataError, MissingExtraError
 from glissando.machine import available_bytes, readable
+
+if TYPE_CHECKING:
+    from glissando.series.options import TableData
 
 #: the largest number of a table: beyond it, float32 has no room for the gradients of a model
 LARGEST = 1e30
@@ -30,6 +33,8 @@ _GROWTH = 50
 _MISSING = frozenset(
     ["", "nan", "NaN", "NAN", "NA", "N/A", "n/a", "#N/A", "<NA>", "null", "NULL", "Null", "NaT"]
 )  # fmt: skip
+#: what separates groups of three digits: 1,310.1 and 1.310,1, 1 310,1 and 1'310.1
+_GROUPS = ".,' \u2019\u00a0\u202f"
 #: a column is one of numbers, or of dates, in which other values are mistakes, if at least this part of its values are
 MOSTLY = 0.5
 
@@ -37,11 +42,12 @@ MOSTLY = 0.5
 class Column:
     """A column of R cells.
 
-    values  (R,) texts of a CSV; else the frame's numbers, datetime64, timedelta64 or Python objects
+    values   (R,) texts of a CSV; else the frame's numbers, datetime64, timedelta64 or Python objects
+    decimal  the decimal sign of its texts, where digits may be apart in groups of three; None: a dot, and no groups
     """
 
-    def __init__(self, values: np.ndarray) -> None:
-        self.values = values
+    def __init__(self, values: np.ndarray, decimal: str | None = None) -> None:
+        self.values, self.decimal = values, decimal
 
     @cached_property
     def _factors(self) -> tuple[np.ndarray, np.ndarray]:
@@ -82,10 +88,24 @@ class Column:
         if self.values.dtype.kind in "iuf":
             return self.values.astype(np.float64)
         codes, uniques = self._factors
+        if self.decimal is not None:
+            uniques = np.array([as_number(text, self.decimal) for text in uniques], object)
         made = np.full(len(uniques) + 1, np.nan)
         made[:-1] = pandas.to_numeric(pandas.Series(uniques, dtype=object), errors="coerce")
         made[:-1][[isinstance(value, bool) for value in uniques]] = np.nan
         return made[codes]
+
+    @cached_property
+    def separated(self) -> tuple[str, str] | None:
+        """Where most of its values are numbers under another decimal sign, or with digits in groups, and more than so:
+        that sign, and such a value."""
+        if self.values.dtype.kind != "O" or not (np.isnan(self.numbers) & ~self.missing).any():
+            return None
+        other = {sign: Column(self.values, sign) for sign in ".," if sign != self.decimal}
+        sign = max(other, key=lambda sign: int((~np.isnan(other[sign].numbers)).sum()))
+        strange = np.isnan(self.numbers) & ~np.isnan(other[sign].numbers)
+        more = int((~np.isnan(other[sign].numbers)).sum()) > int((~np.isnan(self.numbers)).sum())
+        return (sign, str(self.values[strange.argmax()]).strip()) if other[sign].is_numeric and more else None
 
     @cached_property
     def is_numeric(self) -> bool:
@@ -126,9 +146,23 @@ def place(source: str, unit: str, number: int) -> str:
 # ---------------------------------------------------------------------- files and frames
 
 
-def read_table(source: Any, delimiter: str = ",", option: str = "") -> Table:
+def as_number(text: Any, decimal: str) -> Any:
+    """A number's text with a decimal dot and without what separates its digits; "" for a text that is none."""
+    if not isinstance(text, str):
+        return text
+    apart = _GROUPS.replace(decimal, "")
+    whole = rf"\d{{1,3}}([{apart}])\d{{3}}(?:\3\d{{3}})*|\d*"
+    found = re.fullmatch(rf"([+-]?)({whole})(?:{re.escape(decimal)}(\d*))?([eE][+-]?\d+)?", text.strip())
+    if found is None:
+        return ""
+    sign, digits, _, rest, exponent = found.groups("")
+    return f"{sign}{re.sub('[^0-9]', '', digits)}.{rest}{exponent}"
+
+
+def read_table(source: Any, data: TableData | None = None, option: str = "") -> Table:
     """Every column of a CSV or Parquet file, or of a frame of pandas or polars; a table that was read as it is.
 
+    data    delimiter and decimal sign of a CSV; by default "," and "."
     option  the one that names the file, for the error where there is none
 
     Raises DataError for a file that is missing, empty, malformed or larger than the free memory, MissingExtraError for
@@ -150,29 +184,37 @@ def read_table(source: Any, delimiter: str = ",", option: str = "") -> Table:
                 f"{path} takes about {readable(needed)} to train on, and {readable(free)} of memory are free: give "
                 "fewer rows or columns"
             )
-        table = _read_parquet(path) if path.suffix in (".parquet", ".pq") else _read_csv(path, delimiter)
+        table = _read_parquet(path) if path.suffix in (".parquet", ".pq") else _read_csv(path, data)
     if not table.height:
         raise DataError(f"{table.source} has no row below the names of its columns: give a table with values")
     return table
 
 
-def _table(source: str, names: Iterable[Any], cells: Iterable[np.ndarray], places: Any, unit: str) -> Table:
+def _table(
+    source: str, names: Iterable[Any], cells: Iterable[np.ndarray], places: Any, unit: str, decimal: str | None = None
+) -> Table:
     """Raises DataError for two columns of one name."""
     names = [str(name).strip() for name in names]
     if twice := [name for name, count in Counter(names).items() if name and count > 1]:
         raise DataError(f"{source} names the column {twice[0]!r} more than once: rename one")
-    columns = {name: Column(values) for name, values in zip(names, cells, strict=True)}
+    columns = {name: Column(values, decimal) for name, values in zip(names, cells, strict=True)}
     return Table(source, columns, np.asarray(places, np.int64), unit)
 
 
-def _read_csv(path: Path, delimiter: str) -> Table:
+def _read_csv(path: Path, data: TableData | None) -> Table:
     """Every cell as its text: exact times and the user's own names of groups survive only so."""
+    delimiter, decimal = (",", None) if data is None else (data.delimiter, data.decimal)
     rows: list[list[str]] = []
     lines: list[int] = []
     with path.open(encoding="utf-8-sig", newline="") as text:
         reader = csv.reader(text, delimiter=delimiter, strict=True)
         try:
             names = next(reader, [])
+            if len(names) == 1 and (between := [each for each in ";\t|" if each in names[0]]):
+                fix = "--data.delimiter " + ("$'\\t'" if between[0] == "\t" else f"'{between[0]}'")
+                raise DataError(
+                    f"{path}, line 1 names a single column, {names[0]!r}: give the character between the columns, {fix}"
+                )
             for row in reader:
                 if len(row) == len(names):
                     rows.append(row)
@@ -190,13 +232,8 @@ def _read_csv(path: Path, delimiter: str) -> Table:
             raise
     if not names:
         raise DataError(f"{path} is empty: its first line must name the columns")
-    if len(names) == 1 and (between := [each for each in ";\t|" if each in names[0]]):
-        fix = "--data.delimiter " + ("$'\\t'" if between[0] == "\t" else f"'{between[0]}'")
-        raise DataError(
-            f"{path}, line 1 names a single column, {names[0]!r}: give the character between the columns, {fix}"
-        )
     cells = [np.array(column, object) for column in zip(*rows, strict=True)] or [np.empty(0, object)] * len(names)
-    return _table(str(path), names, cells, lines, "line")
+    return _table(str(path), names, cells, lines, "line", decimal)
 
 
 def _read_parquet(path: Path) -> Table:

@@ -9,10 +9,12 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 
 from glissando.errors import DataError
-from glissando.series.tables import MOSTLY, Table, numbers, plain, require_present
+from glissando.series.tables import MOSTLY, Table, as_number, numbers, plain, require_present
 
 #: a date without separators, 20260131, also as a float
 _COMPACT = re.compile(r"((?:1[7-9]|2[01])[0-9]{2}(?:0[1-9]|1[0-2])(?:0[1-9]|[12][0-9]|3[01]))(?:\.0*)?")
+#: a date as it is written from Germany to Russia, 31.01.2026
+_DOTTED = re.compile(r"([0-9]{1,2})\.([0-9]{1,2})\.([0-9]{4})(?![0-9])")
 #: a time zone at the end of a date
 _ZONE = re.compile(r"(Z|[+-][0-9]{2}(:?[0-9]{2})?)$", re.IGNORECASE)
 #: the most decimals of a time that are kept
@@ -81,7 +83,8 @@ def times(table: Table, name: str, form: Literal["date", "number"]) -> Times:
     if kind in "iu":
         return Times(_exact(column.values), 1)
     # Texts of a limited number of decimals are integers of the last of them.
-    exact = {v: Decimal(v.strip() if isinstance(v, str) else v) for v in column.uniques}
+    texts = {v: v.strip() if isinstance(v, str) else v for v in column.uniques}
+    exact = {v: Decimal(as_number(text, column.decimal) if column.decimal else text) for v, text in texts.items()}
     digits = min(_DECIMALS, max(0, *(-int(value.as_tuple().exponent) for value in exact.values())))
     context = Context(prec=3 * _DECIMALS, Emin=-999999, Emax=999999)
     return Times(_exact(column.each(lambda v: int(exact[v].scaleb(digits, context)), 0, object)), 10**digits)
@@ -113,6 +116,9 @@ def _nanoseconds(table: Table, name: str) -> np.ndarray:
 def _iso(value: Any) -> str:
     """The text of a date. Pandas would read `now` and `today`, too, and cut digits beyond nanoseconds off."""
     text = _COMPACT.sub(r"\1", str(value).strip())
+    if (dotted := _DOTTED.match(text)) is not None:
+        day, month, year = dotted.groups()
+        text = f"{year}-{month:0>2}-{day:0>2}{text[dotted.end() :]}"
     return text if text[:4].isdigit() and not re.search(r"[.,][0-9]{10}", text) else ""
 
 
