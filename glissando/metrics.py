@@ -35,7 +35,8 @@ class Metrics:
 
 
 def append(path: Path, data: bytes) -> int:
-    """The number of bytes added. Raises TrainingError if the disk does not take them."""
+    """The number of bytes added. Raises TrainingError if the disk does not take them, or the directory is gone."""
+    require_there(path.parent)
     try:
         with path.open("ab") as file:
             return file.write(data)
@@ -43,6 +44,16 @@ def append(path: Path, data: bytes) -> int:
         raise TrainingError(
             f"could not write {path}: {error.strerror}. The last checkpoint is kept: free space and resume."
         ) from error
+
+
+def require_there(path: Path) -> None:
+    """Raises TrainingError where a part of the run was removed or moved meanwhile."""
+    if not path.exists():
+        gone = path if path.parent.exists() else path.parent
+        raise TrainingError(
+            f"{gone} was removed or moved while the training wrote to it, and training ends. If the run was moved, "
+            "resume it where it is now; else train again"
+        )
 
 
 def read_metrics(path: Path) -> list[dict[str, str]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import shutil
 import threading
 import time
 from pathlib import Path
@@ -117,6 +118,22 @@ def test_a_write_that_fails_ends_the_training_and_the_run_resumes(tmp_path, monk
         resume(tmp_path / "run")
         assert_same_tensors(weights(tmp_path / "run"), weights(train(configuration(tmp_path, PLAIN, EVERY_FOUR),
                                                                      tmp_path / "whole")))  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("gone", "every"), [("run", {"log_every": 1}), ("run", {"save_every": 6}), ("run/metrics.csv", {"save_every": 6})]
+)
+def test_what_is_removed_under_a_training_is_named_with_what_to_do(gone, every, tmp_path):
+    options = {"training": {"steps": 12, "validate_every": 10**6, "log_every": 100, "save_every": 100} | every}
+
+    class Removes(Progress):
+        def after_step(self, loop):
+            if loop.state.step == 3:
+                path = tmp_path / gone
+                path.unlink() if path.is_file() else shutil.rmtree(path)
+
+    with pytest.raises(TrainingError, match=rf"{gone} was removed or moved .* resume it where it is now; else train"):
+        train(configuration(tmp_path, PLAIN, options), tmp_path / "run", Removes())
 
 
 def test_a_failure_beside_another_error_is_reported(tmp_path, monkeypatch):

@@ -19,7 +19,7 @@ from glissando.data.base import Shard
 from glissando.errors import DivergenceError, NotFiniteError, TrainingError
 from glissando.fabric import seed_everything
 from glissando.kernels.precise import widest
-from glissando.metrics import Metrics, append, part_norms, part_of
+from glissando.metrics import Metrics, append, part_norms, part_of, require_there
 from glissando.random_state import restore_rng, rng_state
 from glissando.runs import METRICS, Run
 from glissando.sharding import all_gathered, copied, is_sharded, local, local_norms, put_weights
@@ -392,6 +392,8 @@ class Loop:
         if is_first or group is not None:
             state.model = {name: copied(value) for name, value in self.objective.state_dict().items()}
             state.optimizer = optimizer_state(self.optimizer)
+            if is_first:
+                require_there(self.run.path / METRICS)
             state.logged = record(self.run.path / METRICS) if is_first else {}
             self.saving.start(state.step, lambda: self._write(state))
 
