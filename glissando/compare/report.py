@@ -266,8 +266,8 @@ def _contexts(results: Sequence[ModelResult]) -> Table:
     plain = [r.model for r in results if r.speed.get("step") == "plain"]
     others = f", but the model's own forward for {', '.join(plain)}" if plain else ""
     note = (
-        "A token as `generate` writes it, batch 1, temperature 0.8, top-p 0.9, after so many tokens; models take "
-        "turns: median (lowest to highest). "
+        "A token as the command generate writes it, batch 1, temperature 0.8, top-p 0.9, after so many tokens; models "
+        "take turns: median (lowest to highest). "
         + _NOISE
         + f"A dash: no positions for so many. By the compiled step{others}. "
         + _timed_where(results)
