@@ -30,6 +30,10 @@ ROWS: dict[str, Callable[[int], Row]] = {
     **decoding.ROWS,
     "decoding-delta-flat": decoding.flat,
     **{f"step-{preset}-{context}-{n}": partial(steps.step, preset, context, n) for preset, context, n in steps.CASES},
+    **{
+        f"caches-{preset}-{context}-{n}": partial(steps.caches, preset, context, n)
+        for preset, context, n in steps.CACHES
+    },
     **{f"texts-{preset}": partial(steps.texts, preset) for preset in steps.TEXTS},
     "start-up": speed.start_up,
     "starting-serve": starting.serve,

@@ -20,6 +20,12 @@ GOALS = {
     "composite-nano": (0.2, 0.6),
 }
 CASES = [(preset, context, count) for preset in GOALS for context in (64, 256) for count in (1, 8, 32)]
+#: where caches are compared: many texts, and a long one
+CACHES = [
+    (preset, context, count)
+    for preset in ("transformer-nano", "tauformer-nano", "composite-nano")
+    for context, count in ((64, 32), (256, 32), (4096, 1))
+]
 #: preset -> tokens/s that `generate` should write of 32 texts
 TEXTS = {
     "transformer-nano": 15_000,
@@ -76,3 +82,27 @@ def texts(preset: str, rounds: int) -> Row:
         rates.append(len(prompts) * tokens / (time.process_time() - began))
     rate, goal = statistics.median(rates[1:]), TEXTS[preset]
     return Row(f"32 texts of {preset}", rate, goal, "tokens/s", rate / goal, "1", rate >= goal, "goal")
+
+
+def caches(preset: str, context: int, count: int, rounds: int) -> Row:
+    """Tokens/s of `count` rows behind `context` tokens with caches in bf16, against caches in float32."""
+    from glissando.decoding.decoder import Decoder
+
+    torch.set_num_threads(1)
+    model, ids = LanguageModel.from_preset(preset).eval(), torch.zeros(count, dtype=torch.int64)
+    with torch.no_grad():
+        _, state = model.features(random_bytes(count, context), model.init_state(count))
+    decoders = [Decoder(model, caches="bf16"), Decoder(model)]
+    rows, steps = [decoder.rows(state) for decoder in decoders], max(_STEPS, 64 // count)
+    rates: list[list[float]] = []
+    for _ in range(rounds + 1):
+        rates.append([])
+        for decoder, texts_ in zip(decoders, rows, strict=True):
+            texts_.filled[:] = context
+            began = time.thread_time()
+            for _ in range(steps):
+                decoder.step(ids, texts_)
+            rates[-1].append(count * steps / (time.thread_time() - began))
+    halved, whole = (statistics.median(rate[i] for rate in rates[1:]) for i in range(2))
+    ratio, name = statistics.median(a / b for a, b in rates[1:]), f"caches of {preset}, {count} rows behind {context}"
+    return Row(name, halved, whole, "tokens/s", ratio, "1.15", ratio >= 1.15, "float32")

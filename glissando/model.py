@@ -90,6 +90,8 @@ class LanguageModel(Backbone):
     _inputs = "ids"
     #: of the matrices, which `glissando.quantisation.round_weights` rounds
     weights_precision: Literal["float32", "bf16", "int8"] = "float32"
+    #: of keys and values that attention keeps while the compiled step writes a text
+    caches_precision: Literal["float32", "bf16"] = "float32"
 
     def __init__(self, config: ModelConfig, tokenizer: Tokenizer | None = None) -> None:
         super().__init__()

@@ -158,7 +158,7 @@ def test_rows_of_weight_0_are_not_read_by_64(place, size):
         table[slots] = np.arange(64 * size).reshape(64, size) + place
     out, sums = np.empty(2 * size, np.float32), np.empty(SUMS, np.float32)
     values[:, : 64 * size] = table.reshape(3, 64 * size)
-    cached.weighted_values(weights, 2, 1, size, pages, 8, 131, sums, out)
+    cached.weighted_values(weights, 2, 1, size, pages, 8, False, 131, sums, out)
     expected = (2 * table[place] + 0.5 * table[130]) / 2.5
     np.testing.assert_allclose(out.reshape(2, size), np.stack([expected] * 2), rtol=1e-6)
 
@@ -233,6 +233,58 @@ def test_rows_that_stay_take_the_room_that_they_need():
     kept = decoder.select(rows, [1])
     assert ([len(pages) for pages in rows.pages], len(kept.pages[0])) == ([5, 1], 1)
     assert torch.equal(decoder.step(ids[1:, 0], kept)[0], decoder.step(ids[:, 0], rows)[0][1:])
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        "preset:composite-nano", "preset:tauformer-nano", "preset:hybrid-ode-nano", "mixer:attention-previous",
+        "mixer:attention-grouped", "mixer:attention-forget",
+    ],
+)  # fmt: skip
+@torch.no_grad()
+def test_caches_in_bf16_equal_the_plain_step_to_their_rounding(case):
+    model = build(case, torch.float32)
+    ids, state = random_ids(model, 3, 80, seed=2), with_ragged_rows(model, None)
+    decoder, whole = Decoder(model, caches="bf16"), Decoder(model)
+    assert decoder.page_bytes < 0.7 * whole.page_bytes
+    rows = decoder.rows(state)
+    for t in range(80):
+        kept = decoder.state(rows)
+        logits, _ = model(ids[:, t : t + 1], kept)  # the latest key and value are not rounded
+        _, state = model(ids[:, t : t + 1], state)
+        found, rows = decoder.step(ids[:, t], rows)
+        assert 0 < (found - logits[:, 0]).norm() / logits.norm() < 2**-8
+    kept = decoder.state(rows)
+    halved = [
+        torch.equal(found, found.to(torch.bfloat16).float()) and not torch.equal(expected, expected.bfloat16().float())
+        for found, expected in zip(leaves(kept), leaves(state), strict=True)
+    ]
+    assert sum(halved) >= 2  # values of two layers at least
+    again = decoder.rows(kept)
+    assert torch.equal(decoder.step(ids[:, 0], again)[0], decoder.step(ids[:, 0], rows)[0])
+
+
+def test_caches_in_bf16_need_a_compiled_step_and_something_to_keep():
+    model = build("preset:composite-nano", torch.float32)
+    model.caches_precision = "bf16"
+    assert decoder_of(model, "auto", False).page_bytes < 0.7 * Decoder(model).page_bytes
+    with pytest.raises(ConfigError, match="caches in bf16 need the compiled step: the plain step was requested"):
+        decoder_of(model, "plain", False)
+    with pytest.raises(ConfigError, match="keeps no keys or values"):
+        Decoder(build("preset:liquid-ssm-nano", torch.float32), caches="bf16")
+    with pytest.raises(UnknownNameError, match="bf16"):
+        Decoder(model, caches="bf17")
+
+
+def test_bfloat16_is_rounded_as_pytorch_does():
+    numbers = torch.tensor([0.0, -0.0, 1.00390625, 1.01171875, -3e38, float("inf"), float("nan"), 1e-40])
+    numbers = torch.cat([numbers, torch.randn(1000, generator=torch.Generator().manual_seed(0))])
+    page = np.zeros(len(numbers) + 1, np.uint16)
+    cached.write_slot(page.ctypes.data, 2, True, len(numbers), 0, 1, numbers.numpy())
+    found, expected = torch.from_numpy(page[1:]).view(torch.bfloat16), numbers.bfloat16()
+    assert torch.equal(found.isnan(), expected.isnan())
+    assert torch.equal(found.nan_to_num().view(torch.int16), expected.nan_to_num().view(torch.int16))
 
 
 @pytest.mark.parametrize("precision", ["bf16", "int8"])
@@ -316,12 +368,13 @@ def test_wrong_inputs_raise():
         generate(LanguageModel.from_preset("transformer-nano"), "a", step="compield")
 
 
+@pytest.mark.parametrize("caches", ["float32", "bf16"])
 @pytest.mark.parametrize("case", ["preset:composite-nano", "preset:tauformer-nano", "preset:hybrid-ode-nano"])
 @torch.no_grad()
-def test_rows_that_share_pages_go_on_as_rows_with_pages_of_their_own(case):
+def test_rows_that_share_pages_go_on_as_rows_with_pages_of_their_own(case, caches):
     """Copies of one text, one of which leaves and joins another batch, and a cut back to a mark."""
     model = build(case, torch.float32)
-    decoder, ids = Decoder(model), random_ids(model, 1, 200, seed=4)
+    decoder, ids = Decoder(model, caches=caches), random_ids(model, 1, 200, seed=4)
     rows = decoder.rows(model.init_state(1))
     decoder.step(ids[:, :100], rows)
     mark, after = decoder.mark(rows), random_ids(model, 3, 150, seed=5)

@@ -47,7 +47,7 @@ def main(arguments: Sequence[str]) -> None:
     parser.add_argument(
         "--load_state", metavar="FILE", help="continue the text exactly where it stopped; --prompt is appended first"
     )
-    add_model_options(parser, "weights", "step", "lookup")
+    add_model_options(parser, "weights", "step", "caches", "lookup")
     options = parse(parser, arguments)
     if options.max_tokens is not None and options.max_tokens < 1:
         raise ConfigError(f"--max_tokens must be at least 1, got {options.max_tokens}")

@@ -39,6 +39,12 @@ _FURTHER: dict[str, dict[str, Any]] = {
         "help": "how tokens are computed: compiled (a kernel, in float32 on a CPU) or plain (PyTorch); auto: compiled "
         "if the model has such a step. The kernel is compiled once on a machine, in half a minute",
     },
+    "caches": {
+        "choices": ["float32", "bf16"],
+        "default": "float32",
+        "help": "how the compiled step keeps keys and values of attention: bf16 takes half the memory, and is faster "
+        "behind long texts and for many of them",
+    },
     "lookup": {
         "type": whole,
         "default": 0,
@@ -50,8 +56,8 @@ _FURTHER: dict[str, dict[str, Any]] = {
 
 
 def add_model_options(parser: Parser, *further: str, computes: bool = True) -> None:
-    """What may be changed of a trained model, the files that it needs, and the `further` of weights, step and lookup;
-    with the device and the threads where it `computes`."""
+    """What may be changed of a trained model, the files that it needs, and the `further` of weights, step, caches and
+    lookup; with the device and the threads where it `computes`."""
     for name in further:
         parser.add_argument(f"--{name}", **_FURTHER[name])
     for name, (kind, text) in _INFERENCE.items():
@@ -84,10 +90,11 @@ def require_step(options: Options, model: Any) -> bool:
     """Have the kernel of --step compiled before any text, and say so where `auto` finds no compiled step -> whether
     there is one that is used.
 
-    Raises ConfigError for `compiled` where the model has none.
+    Raises ConfigError for `compiled`, or `--caches bf16`, where the model has none.
     """
     from glissando.decoding import decoder_of
 
+    model.caches_precision = options.caches
     decoder = decoder_of(model, options.step, False)
     if isinstance(decoder, str):
         if options.step == "auto":

@@ -54,7 +54,7 @@ def main(arguments: Sequence[str]) -> None:
         help="memory limit of the process, such as 2GiB; by default half of the available memory",
     )
     parser.add_argument("--open", action="store_true", help="open the playground in a web browser")
-    add_model_options(parser, "weights", "step", "lookup")
+    add_model_options(parser, "weights", "step", "caches", "lookup")
     options = parse(parser, arguments)
     for name, least in {
         "prefix_mib": 0,

@@ -13,8 +13,8 @@ from torch import Tensor
 
 from glissando.decoding.interpreter import run
 from glissando.decoding.lowering import lower
-from glissando.decoding.program import Op, Precision, Program, Slot
-from glissando.errors import InputError, LengthError, NotCompiled
+from glissando.decoding.program import Caches, Op, Precision, Program, Slot
+from glissando.errors import ConfigError, InputError, LengthError, NotCompiled
 from glissando.kernels.compiled import over_rows
 from glissando.kernels.products import GROUP, aligned
 from glissando.model import LanguageModel
@@ -52,22 +52,32 @@ class Decoder:
     precision     in which matrices are kept: `float32`, `bf16`, or `int8` with a scale for each output; arithmetic
                   is float32 always
     with_control  a control is given at each step
+    caches        in which keys and values of attention are kept, `float32` or `bf16`, and values of tau
 
     The weights are copied: a model that is trained on needs a new decoder. Raises NotCompiled for a model, or an option
-    of it, that has no compiled form; UnknownNameError for another precision.
+    of it, that has no compiled form; UnknownNameError for another precision; ConfigError for caches that it has not.
     """
 
-    def __init__(self, model: LanguageModel, precision: Precision = "float32", with_control: bool = False) -> None:
+    def __init__(
+        self,
+        model: LanguageModel,
+        precision: Precision = "float32",
+        with_control: bool = False,
+        caches: Caches = "float32",
+    ) -> None:
         for weight in model.parameters():
             if weight.device.type != "cpu" or weight.dtype != torch.float32:
                 raise NotCompiled(f"weights of {weight.dtype} on {weight.device}: it computes in float32 on a CPU")
         if with_control and not model.config.controls:
             raise NotCompiled("a control, which this model does not take")
         with torch.no_grad():
-            self.program: Program = lower(model, precision, with_control)
+            self.program: Program = lower(model, precision, with_control, caches)
+        if caches != "float32" and not self.program.half_slots:
+            raise ConfigError(f"caches in {caches}: this model keeps no keys or values of tokens; keep float32")
         self.controls = len(model.config.controls)
         self.with_control, self.vocab_size, self.max_length = with_control, *_limits(model)
-        units = 4 * self.program.slots + 8 * self.program.exact_slots
+        p = self.program
+        units = 4 * p.slots + 2 * p.half_slots + 8 * p.exact_slots
         self.page_bytes = (units + 4) * GROUP if units else 0  # a vector may reach beyond the last number
         draw = np.zeros_like(self.program.code[:1])
         draw[0, :3] = Op.DRAW, self.program.logits, self.vocab_size
@@ -106,7 +116,7 @@ class Decoder:
                     )
                 continue
             numbers = leaf.detach().to(torch.float64 if slot.array.startswith("exact") else torch.float32).numpy()
-            is_cache = slot.array in ("slots", "exact_slots")
+            is_cache = slot.array in _CACHES
             fixed = (*numbers.shape[:2], *numbers.shape[3:]) if is_cache else numbers.shape
             if fixed != (batch, *slot.shape):
                 raise InputError(
@@ -119,7 +129,7 @@ class Decoder:
             for row, pages in enumerate(rows.pages):
                 for number, page in enumerate(pages):
                     part = numbers[row, :, number * GROUP : (number + 1) * GROUP]
-                    self._cached(page, slot)[:, : part.shape[1]] = part
+                    self._cached(page, slot)[:, : part.shape[1]] = _stored(part, slot)
         return rows
 
     def state(self, rows: Rows) -> State:
@@ -263,13 +273,7 @@ class Decoder:
     def keeps_alike(self, other: Decoder) -> bool:
         """Whether the rows of the other one can be gone on from: each part of the states lies in the same place."""
         a, b = self.program, other.program
-        return (a.state, a.fixed, a.exact, a.slots, a.exact_slots) == (
-            b.state,
-            b.fixed,
-            b.exact,
-            b.slots,
-            b.exact_slots,
-        )
+        return all(getattr(a, name) == getattr(b, name) for name in _PLACES)
 
     def bytes_of(self, rows: Rows) -> int:
         """The bytes of states and caches, shared pages counted for each row."""
@@ -302,28 +306,35 @@ class Decoder:
             return type(slot)(*children) if hasattr(slot, "_fields") else tuple(children)
         if slot.array == "filled":
             return torch.from_numpy(rows.filled.copy())
-        if slot.array not in ("slots", "exact_slots"):
+        if slot.array not in _CACHES:
             return torch.from_numpy(_view(rows, slot).copy())
         count, kind = int(rows.filled.max(initial=0)), np.float64 if slot.array == "exact_slots" else np.float32
         values = np.zeros((len(rows), slot.shape[0], count, *slot.shape[1:]), kind)
         for row, pages in enumerate(rows.pages):
             for number, page in enumerate(pages[: -(-count // GROUP)]):
                 part = values[row, :, number * GROUP : (number + 1) * GROUP]
-                part[...] = self._cached(page, slot)[:, : part.shape[1]]
+                part[...] = _loaded(self._cached(page, slot)[:, : part.shape[1]], slot)
         return torch.from_numpy(values)
 
     def _cached(self, page: Any, slot: Slot) -> Any:
         """The slots of a cache in a page, (G, 64, K) or (H, 64), shared with it."""
         size = int(np.prod(slot.shape)) * GROUP
+        p, kind = self.program, _CACHES[slot.array]
+        begins = {"slots": 0, "half_slots": 4 * p.slots, "exact_slots": 4 * p.slots + 2 * p.half_slots}
+        width = np.dtype(kind).itemsize
+        begin = GROUP * (begins[slot.array] + width * slot.at)
+        part = page[begin : begin + width * size].view(kind)
         if slot.array == "exact_slots":
-            begin = 4 * GROUP * self.program.slots + 8 * GROUP * slot.at
-            return page[begin : begin + 8 * size].view(np.float64).reshape(*slot.shape, GROUP)
-        part = page[4 * GROUP * slot.at :][: 4 * size].view(np.float32)
+            return part.reshape(*slot.shape, GROUP)
         if slot.transposed:
             return part.reshape(*slot.shape, GROUP).swapaxes(1, 2)
         return part.reshape(slot.shape[0], GROUP, *slot.shape[1:])
 
 
+#: the arrays of a page and what they hold: float32, bfloat16, float64
+_CACHES: dict[str, Any] = {"slots": np.float32, "half_slots": np.uint16, "exact_slots": np.float64}
+#: what two programs share whose states lie alike
+_PLACES = ("state", "fixed", "exact", "slots", "half_slots", "exact_slots")
 #: what stands for the control of a model without
 _NO_CONTROL = np.zeros((1, 1), np.float32)
 #: what stands for logits that nobody asks for
@@ -349,6 +360,18 @@ def _slots(state: Any) -> list[Slot]:
     if state is None:
         return []
     return [state] if isinstance(state, Slot) else [leaf for child in state for leaf in _slots(child)]
+
+
+def _stored(numbers: Any, slot: Slot) -> Any:
+    """Numbers as a cache keeps them."""
+    if slot.array != "half_slots":
+        return numbers
+    return torch.from_numpy(numbers).to(torch.bfloat16).view(torch.uint16).numpy()
+
+
+def _loaded(kept: Any, slot: Slot) -> Any:
+    """The numbers that a cache keeps."""
+    return (kept.astype(np.uint32) << 16).view(np.float32) if slot.array == "half_slots" else kept
 
 
 def _view(rows: Rows, slot: Slot) -> Any:

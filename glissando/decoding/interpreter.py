@@ -114,7 +114,7 @@ def run(  # noqa: C901 - one branch for each instruction
                 delta(r[c[1] :], c[8:15], w[c[3] :], s, latest, work, sums, r[c[2] :])
             elif op == Op.ATTENTION or op == Op.NEARNESS:
                 total, latest = exact[row, c[9] :], fixed[row, c[10] :]
-                inputs = r[c[1] :], r[c[2] :], r[c[3] :], r[c[5] :], c[12:18]
+                inputs = r[c[1] :], r[c[2] :], r[c[3] :], r[c[5] :], c[12:19]
                 y = r[c[4] :]
                 if op == Op.ATTENTION:
                     scale = np.float32(numbers[c[11]])

@@ -8,19 +8,21 @@ from __future__ import annotations
 
 from torch import nn
 
-from glissando.decoding.program import FILLED, Builder, Precision, Program, own_lowering
+from glissando.decoding.program import FILLED, Builder, Caches, Precision, Program, own_lowering
 from glissando.errors import NotCompiled
 from glissando.model import ComplexHead, LanguageModel, ModelState
 
 
-def lower(model: LanguageModel, precision: Precision = "float32", with_control: bool = False) -> Program:
+def lower(
+    model: LanguageModel, precision: Precision = "float32", with_control: bool = False, caches: Caches = "float32"
+) -> Program:
     """The program of one token of `model`; with_control: a control is given to each.
 
     Raises NotCompiled for what has no compiled form.
     """
     if type(model) is not LanguageModel:
         raise NotCompiled(f"a {type(model).__name__}, which may compute something else than a LanguageModel")
-    builder, config = Builder(precision), model.config
+    builder, config = Builder(precision, caches), model.config
     size = config.hidden_size
     x: int = builder.register(size)
     table = builder.matrix(model.embedding.weight)

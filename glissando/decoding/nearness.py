@@ -13,6 +13,7 @@ from glissando.kernels.cached import (
     softmax_weights,
     value_place,
     weighted_values,
+    write_slot,
 )
 from glissando.kernels.compiled import kernel
 
@@ -62,18 +63,16 @@ def _exponents(q, pages, places, temperature, exact, total, count, scores):
 def nearness(q, k, v, biases, sizes, temperature, pages, places, total, latest, filled, scores, sums, y):
     """Attention by lambdas, exponents e_j - |q - k_j| / T, one query a head: q and k (H,), v (G, K).
 
-    sizes and the rest as in `attention`; in a page keys and e (H, 64), e float64: g - C of each key
+    sizes and the rest as in `attention`; in a page keys and e (H, 64), e float64: g - C of each key. Of caches values
+    alone may be bfloat16: T divides differences of keys
     """
     heads, groups, size = sizes[0], sizes[1], sizes[2]
-    has_decay, has_importance, shifts = sizes[3] != 0, sizes[4] != 0, sizes[5] != 0
+    has_decay, has_importance, shifts, is_half = sizes[3] != 0, sizes[4] != 0, sizes[5] != 0, sizes[6] != 0
     count, page = filled + 1, pages[filled // GROUP]
     keys = numbers_at(page + places[0], heads * GROUP, np.float32)
-    values = numbers_at(page + places[1], (groups * size + 1) * GROUP, np.float32)
     e = numbers_at(page + places[2], heads * GROUP, np.float64)
     for g in range(groups):
-        slot = value_place(filled, g, size)
-        for d in range(size):
-            values[slot + d] = v[g * size + d]
+        write_slot(page, places[1], is_half, size, value_place(filled, g, size), 1, v[g * size :])
     if has_decay:
         add_log_sigmoid(total[:heads], biases)
     sum_of_logs = total[:heads] if has_decay else np.zeros(heads)
@@ -85,7 +84,7 @@ def nearness(q, k, v, biases, sizes, temperature, pages, places, total, latest, 
     _exponents(q, pages, places, temperature[:heads], has_decay or has_importance, sum_of_logs, count, scores)
     for h in range(heads):
         softmax_weights(scores[h], count, sums)
-    weighted_values(scores, heads, groups, size, pages, places[1], count, sums, y)
+    weighted_values(scores, heads, groups, size, pages, places[1], is_half, count, sums, y)
     if shifts:
         for h in range(heads):
             latest[h] = q[h]

@@ -1,7 +1,8 @@
 """A program: what one decoded token of a model computes, as a table of instructions.
 
 Operands are places: of registers (R, numbers of one row), weights (W), numbers (N, float64), states of constant size
-(F float32, E float64), and caches: units of a page (S float32 and D float64, each of 64 numbers).
+(F float32, E float64), and caches: units of a page (S float32, or bfloat16 where the builder keeps caches so, and D
+float64, each of 64 numbers).
 
     LINEAR         src R, dst R, in, out, matrix, bias W or -1, kind (0 float32, 1 bfloat16, 2 int8), scales W
     RMS_NORM       src, dst, size, gain W, eps N          LAYER_NORM  src, dst, size, gain W, bias W, eps N
@@ -15,8 +16,8 @@ Operands are places: of registers (R, numbers of one row), weights (W), numbers 
     SPECTRAL       v, rate, dst, N, vectors W, h F        SCAN_PAIRS  factor W, x, dst, size, h F
     LIQUID         b, z, dst, N, vectors W, x F, coupled
     DELTA          parts, dst, vectors W, s F, latest F or -1, work R, -, seven sizes
-    ATTENTION      q, k, v, dst, biases, keys S, values S, C D, total E, latest F, scale N, five sizes
-    NEARNESS            q, k, v, dst, biases, keys S, values S, e D, total E, latest F, temperatures W, six sizes
+    ATTENTION      q, k, v, dst, biases, keys S, values S, C D, total E, latest F, scale N, six sizes
+    NEARNESS            q, k, v, dst, biases, keys S, values S, e D, total E, latest F, temperatures W, seven sizes
     BOUNDED_ENERGY    x, dst, vectors, size, matrix W, is diagonal, eps and tau N
     MEAN           y, dst, size, mean F, passed E         COPY_CONTROL  dst, size
     DRAW           logits, size: the next token, at the end of a program that runs several times in a call
@@ -26,7 +27,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from enum import IntEnum
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, get_args
 
 import numpy as np
 import torch
@@ -53,6 +54,7 @@ _WIDTH = 24
 ACTIVATIONS = {"relu": 0, "relu2": 1, "gelu": 2, "tanh": 3, "sigmoid": 4}
 
 Precision = Literal["float32", "bf16", "int8"]
+Caches = Literal["float32", "bf16"]
 PRECISIONS: dict[str, int] = {"float32": 0, "bf16": 1, "int8": 2}
 _STORED: tuple[Any, ...] = (np.float32, np.uint16, np.int8)
 #: a matrix begins at a multiple of so many numbers: where a cache line does
@@ -62,7 +64,7 @@ _LINE = 64
 class Slot(NamedTuple):
     """Where a leaf of a state lies: in which array, from where on, its shape without the batch."""
 
-    array: Literal["fixed", "exact", "slots", "exact_slots", "filled"]
+    array: Literal["fixed", "exact", "slots", "half_slots", "exact_slots", "filled"]
     at: int = 0
     shape: tuple[int, ...] = ()  # of a cache: (G, K) of (G, slots, K), or (H,) of (H, slots)
     transposed: bool = False  # in a page a cache lies as (G, 64, K), or as (G, K, 64)
@@ -94,6 +96,7 @@ class Program(NamedTuple):
     fixed: int  # with as many at the end as a vector may reach beyond the last state
     exact: int
     slots: int  # units of a page
+    half_slots: int
     exact_slots: int
     logits: int  # the register that they begin at
     state: Any  # a state of the model with a Slot for each leaf
@@ -110,16 +113,20 @@ class Builder:
     """Collects the instructions of a program.
 
     precision  of matrices: `float32`, `bf16`, or `int8` with a scale for each output
+    caches     of the vectors of caches: `float32` or `bf16`
     """
 
     #: the slot of a leaf that counts the tokens read
     filled = FILLED
 
-    def __init__(self, precision: Precision = "float32") -> None:
+    def __init__(self, precision: Precision = "float32", caches: Caches = "float32") -> None:
         if precision not in PRECISIONS:
             raise unknown_name("precision of weights", precision, PRECISIONS)
         self.kind = PRECISIONS[precision]
-        self.fixed = self.exact = self.slots = self.exact_slots = 0
+        if caches not in get_args(Caches):
+            raise unknown_name("precision of caches", caches, get_args(Caches))
+        self.is_half = caches == "bf16"
+        self.fixed = self.exact = self.slots = self.half_slots = self.exact_slots = 0
         self._code: list[list[int]] = []
         self._sizes: list[int] = []  # of each vector in registers
         self._numbers: list[float] = []
@@ -188,10 +195,17 @@ class Builder:
         self.exact += int(np.prod(shape))
         return Slot("exact", self.exact - int(np.prod(shape)), shape)
 
-    def keep_slots(self, *shape: int, transposed: bool = False) -> Slot:
+    def keep_slots(self, *shape: int) -> Slot:
         """A cache (G, slots, K) for the shape (G, K), or (H, slots) for (H,)."""
         self.slots += int(np.prod(shape))
-        return Slot("slots", self.slots - int(np.prod(shape)), shape, transposed)
+        return Slot("slots", self.slots - int(np.prod(shape)), shape)
+
+    def keep_vectors(self, *shape: int, transposed: bool = False) -> Slot:
+        """The same for (G, K), in the type that was chosen for caches."""
+        if not self.is_half:
+            return self.keep_slots(*shape)._replace(transposed=transposed)
+        self.half_slots += int(np.prod(shape))
+        return Slot("half_slots", self.half_slots - int(np.prod(shape)), shape, transposed)
 
     def keep_exact_slots(self, heads: int) -> Slot:
         self.exact_slots += heads
@@ -340,14 +354,20 @@ class Builder:
         assert isinstance(logits, Register)
         code, result, registers = allocated(self._code, self._sizes, logits)
         table = np.array(code, np.int64)
-        caching = np.isin(table[:, 0], [Op.ATTENTION, Op.NEARNESS])
-        table[caching, 6:8] *= 4 * GROUP  # from units to bytes, float64 behind float32
-        table[caching, 8] = 4 * GROUP * self.slots + 8 * GROUP * table[caching, 8]
+        attention, nearness = table[:, 0] == Op.ATTENTION, table[:, 0] == Op.NEARNESS
+        halves_at, bytes_ = 4 * GROUP * self.slots, 4 * GROUP  # from units to bytes; bfloat16 lies behind float32
+        vectors_at, vector_bytes = (halves_at, bytes_ // 2) if self.is_half else (0, bytes_)
+        table[attention | nearness, 7] = vectors_at + vector_bytes * table[attention | nearness, 7]
+        table[attention, 6] = vectors_at + vector_bytes * table[attention, 6]
+        table[nearness, 6] *= bytes_
+        exact_at = halves_at + bytes_ // 2 * self.half_slots
+        table[attention | nearness, 8] = exact_at + 2 * bytes_ * table[attention | nearness, 8]
         return Program(
             table,
             np.array([*self._numbers, 0.0]),
             joined(0, self._weights),
             joined(1, self._matrices[0]),
             joined(2, self._matrices[1]),
-            registers, self.fixed + GROUP, self.exact, self.slots, self.exact_slots, int(result), state,
+            registers, self.fixed + GROUP, self.exact, self.slots, self.half_slots, self.exact_slots,
+            int(result), state,
         )  # fmt: skip

@@ -197,20 +197,35 @@ _DECODERS: WeakKeyDictionary[LanguageModel, dict[Any, tuple[Any, Any]]] = WeakKe
 
 
 def decoder_of(model: LanguageModel, kind: Kind, with_control: bool) -> Any:
-    """The model's decoder, made anew where weights have changed; or the reason why steps are plain."""
+    """The model's decoder, made anew where weights have changed; or the reason why steps are plain.
+
+    Raises ConfigError for such a reason where `compiled` was requested, or caches of fewer bits.
+    """
     require_kind(kind)
+    decoder = _decoder_or_reason(model, kind, with_control)
+    if isinstance(decoder, str):
+        if kind == "compiled":
+            raise ConfigError(f"step `compiled`: {decoder}; use `auto` or `plain`")
+        if model.caches_precision != "float32":
+            raise ConfigError(
+                f"caches in {model.caches_precision} need the compiled step: {decoder}; keep them in float32"
+            )
+    return decoder
+
+
+def _decoder_or_reason(model: LanguageModel, kind: Kind, with_control: bool) -> Any:
     if kind == "plain":
         return "the plain step was requested"
     if (device := model.embedding.weight.device).type != "cpu":
-        return _required(kind, f"the model is on {device}, and the compiled step computes on a CPU")
+        return f"the model is on {device}, and the compiled step computes on a CPU"
     other = _otherwise(model)
     if other is not None:
-        return _required(kind, other)
+        return other
     count = sum(p.numel() for p in model.parameters())
     if kind == "auto" and count > _LARGE:
         return f"a model of {count:,} parameters, and the compiled step would keep a copy of them"
     tensors = (*model.parameters(), *model.buffers())
-    stamp = (str(model.config), *(_digest(tensor) for tensor in tensors))
+    stamp = (str(model.config), model.caches_precision, *(_digest(tensor) for tensor in tensors))
     known = _DECODERS.setdefault(model, {})
     if with_control not in known or known[with_control][0] != stamp:
         from glissando.decoding.decoder import Decoder
@@ -219,10 +234,10 @@ def decoder_of(model: LanguageModel, kind: Kind, with_control: bool) -> Any:
         if precision != "float32" and not is_rounded(model, precision):  # trained on, or loaded anew
             precision = "float32"
         try:
-            known[with_control] = stamp, Decoder(model, precision, with_control)
+            known[with_control] = stamp, Decoder(model, precision, with_control, model.caches_precision)
         except NotCompiled as reason:
             known[with_control] = stamp, f"no compiled step for {reason}"
-    return _required(kind, known[with_control][1])
+    return known[with_control][1]
 
 
 def _digest(tensor: Tensor) -> tuple[int, int]:
@@ -238,13 +253,6 @@ def require_kind(kind: str) -> None:
     """Raise UnknownNameError unless there is such a step."""
     if kind not in get_args(Kind):
         raise unknown_name("step", kind, get_args(Kind))
-
-
-def _required(kind: Kind, decoder: Any) -> Any:
-    """A decoder or a reason. Raises ConfigError for a reason where `compiled` was asked for."""
-    if kind == "compiled" and isinstance(decoder, str):
-        raise ConfigError(f"step `compiled`: {decoder}; use `auto` or `plain`")
-    return decoder
 
 
 def _otherwise(model: LanguageModel) -> str | None:

@@ -18,7 +18,7 @@ from numba.extending import intrinsic, overload
 
 from glissando.kernels.compiled import kernel
 from glissando.kernels.exponentials import exp
-from glissando.kernels.products import GROUP, LANES, add_weighted_rows, sums_of_four, sums_of_one
+from glissando.kernels.products import GROUP, LANES, add_weighted_rows, sums_of_four, sums_of_one, to_bfloat16
 
 _NEGLIGIBLE, _LOWEST = np.float32(-70), np.float32(-np.inf)
 
@@ -59,21 +59,47 @@ def value_place(slot, group, size):
 
 
 @kernel
-def key_products(q, heads, groups, size, pages, at, count, scale, sums, scores):
+def write_slot(page, at, is_half, count, start, stride, numbers):
+    """The numbers (count,) into a cache that begins `at` bytes behind a page's address, from the place `start` on and
+    `stride` apart; as bfloat16 where `is_half`."""
+    end = start + (count - 1) * stride + 1
+    if is_half:
+        halves = numbers_at(page + at, end, np.uint16)
+        for i in range(count):
+            halves[start + i * stride] = to_bfloat16(numbers[i])
+    else:
+        whole = numbers_at(page + at, end, np.float32)
+        for i in range(count):
+            whole[start + i * stride] = numbers[i]
+
+
+@kernel
+def key_products(q, heads, groups, size, pages, at, is_half, count, scale, sums, scores):
     """scores (H, slots) = scale (query . key) for the first `count` keys, q (H, K) flat; keys begin `at` bytes behind
-    the address of each page."""
-    queries, shared = q[: heads * size].reshape(1, heads * size), heads // groups
+    the address of each page, in bfloat16 where `is_half`."""
+    queries = q[: heads * size].reshape(1, heads * size)
     for begin in range(0, count, GROUP):
-        keys = numbers_at(pages[begin // GROUP] + at, (groups * size + 1) * GROUP, np.float32)
-        for h in range(heads):
-            place, line = key_place(begin, h // shared, size), scores[h, begin : begin + GROUP]
-            if count - begin > GROUP - LANES:
-                sums_of_four(keys, place, GROUP, size, queries, h * size, 0, 1, sums)
-            else:
-                for lane in range(0, count - begin, LANES):
-                    sums_of_one(keys, place + lane, GROUP, size, queries, h * size, 0, 1, sums[lane:])
-            for j in range(GROUP):
-                line[j] = sums[j] * scale
+        page, numbers = pages[begin // GROUP] + at, (groups * size + 1) * GROUP
+        if is_half:
+            halves = numbers_at(page, numbers, np.uint16)
+            _page_products(halves, queries, heads, groups, size, begin, count, scale, sums, scores)
+        else:
+            keys = numbers_at(page, numbers, np.float32)
+            _page_products(keys, queries, heads, groups, size, begin, count, scale, sums, scores)
+
+
+@kernel
+def _page_products(keys, queries, heads, groups, size, begin, count, scale, sums, scores):
+    shared = heads // groups
+    for h in range(heads):
+        place, line = key_place(begin, h // shared, size), scores[h, begin : begin + GROUP]
+        if count - begin > GROUP - LANES:
+            sums_of_four(keys, place, GROUP, size, queries, h * size, 0, 1, sums)
+        else:
+            for lane in range(0, count - begin, LANES):
+                sums_of_one(keys, place + lane, GROUP, size, queries, h * size, 0, 1, sums[lane:])
+        for j in range(GROUP):
+            line[j] = sums[j] * scale
 
 
 @kernel
@@ -85,32 +111,43 @@ def add_log_sigmoid(total, arguments):
 
 
 @kernel
-def weighted_values(weights, heads, groups, size, pages, at, count, sums, out):
+def weighted_values(weights, heads, groups, size, pages, at, is_half, count, sums, out):
     """out (H, K) = sum_j w_j v_j / sum_j w_j of each head over the first `count` slots, weights (H, slots); values
-    begin `at` bytes behind the address of each page.
+    begin `at` bytes behind the address of each page, in bfloat16 where `is_half`.
 
     Weights behind them, up to the next multiple of 16, are 0. Of 64 slots whose weights are all 0 none is read,
     whatever is in them.
     """
-    totals, shared = np.zeros(heads, np.float32), heads // groups
+    totals = np.zeros(heads, np.float32)
     for i in range(heads * size):
         out[i] = np.float32(0)
     for begin in range(0, count, GROUP):
         rows = min(-(-(count - begin) // LANES) * LANES, GROUP)
-        values = numbers_at(pages[begin // GROUP] + at, (groups * size + 1) * GROUP, np.float32)
-        for h in range(heads):
-            line, part = weights[h, begin : begin + rows], np.float32(0)
-            for j in range(rows):
-                part += line[j]
-            if part == 0:
-                continue
-            totals[h] += part
-            place = value_place(begin, h // shared, size)
-            add_weighted_rows(weights, h, begin, rows, values, place, size, sums, out[h * size : (h + 1) * size])
+        page, numbers = pages[begin // GROUP] + at, (groups * size + 1) * GROUP
+        if is_half:
+            halves = numbers_at(page, numbers, np.uint16)
+            _add_page(halves, weights, heads, groups, size, begin, rows, totals, sums, out)
+        else:
+            values = numbers_at(page, numbers, np.float32)
+            _add_page(values, weights, heads, groups, size, begin, rows, totals, sums, out)
     for h in range(heads):
         scale, y = np.float32(1) / totals[h], out[h * size : (h + 1) * size]
         for i in range(size):
             y[i] *= scale
+
+
+@kernel
+def _add_page(values, weights, heads, groups, size, begin, rows, totals, sums, out):
+    shared = heads // groups
+    for h in range(heads):
+        line, part = weights[h, begin : begin + rows], np.float32(0)
+        for j in range(rows):
+            part += line[j]
+        if part == 0:
+            continue
+        totals[h] += part
+        place = value_place(begin, h // shared, size)
+        add_weighted_rows(weights, h, begin, rows, values, place, size, sums, out[h * size : (h + 1) * size])
 
 
 @kernel

@@ -70,6 +70,15 @@ def from_bfloat16(bits: Any) -> Any:
     return np.uint32(np.uint32(bits) << np.uint32(16)).view(np.float32)
 
 
+@register_jitable
+def to_bfloat16(x: Any) -> Any:
+    """The bits of the bfloat16 nearest to a float32, of two the even one; a NaN stays NaN."""
+    bits = np.float32(x).view(np.uint32)
+    if x != x:
+        return np.uint16(0x7FC0)
+    return np.uint16((bits + np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1))) >> np.uint32(16))
+
+
 def _widened(builder: Any, numbers: Any, kind: types.Type) -> Any:
     """16 numbers of a stored kind as float32: float32, bfloat16 as uint16, int8."""
     if kind == types.float32:

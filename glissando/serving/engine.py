@@ -99,7 +99,8 @@ class Engine:
         self._step_kind, self._decoders = step, {False: decoder_of(model, step, False)}
         self.max_sessions, self.max_waiting, self.chunk = max_sessions, max_waiting, chunk
         self.memory = available_bytes(model.embedding.weight.device) // 2 if memory is None else memory
-        self.needs = Needs(model, self.memory, chunk, not isinstance(self._decoders[False], str))
+        page = None if isinstance(self._decoders[False], str) else self._decoders[False].page_bytes
+        self.needs = Needs(model, self.memory, chunk, page)
         self.prefixes = Prefixes(min(prefix_bytes, self.memory // 4))
         self.deliver, self.clock = deliver or call_all, clock
         self.reading: list[Reading] = []  # prompts that are not read to their end

@@ -58,21 +58,19 @@ class Footprint:
         """Bytes of a row that has read so many tokens: a cache doubles when it is full, from 64 on."""
         return int(self.fixed + self.a_token * max(64, 2 * tokens))
 
-    def pages(self, tokens: int) -> int:
-        """Bytes of the caches of so many tokens in pages of 64, with a page that two texts cannot share."""
-        return int(self.a_token * (tokens + 128))
-
 
 class Needs:
     """The bytes that requests take of a model with so much memory for all, which reads `most` tokens at once.
 
-    paged  texts are written by the compiled step: they share their prompt's caches, and theirs grow by pages
+    page  bytes of the caches of 64 tokens where texts are written by the compiled step: they share their prompt's
+          caches, and theirs grow by pages; None for the plain step
 
     Raises ConfigError where the shortest text would not fit.
     """
 
-    def __init__(self, model: LanguageModel, memory: int, most: int, paged: bool) -> None:
-        self.footprint, self.memory, self.most, self.paged = Footprint.of(model), memory, most, paged
+    def __init__(self, model: LanguageModel, memory: int, most: int, page: int | None) -> None:
+        self.footprint, self.memory, self.most, self.paged = Footprint.of(model), memory, most, page is not None
+        self._page = page or 0
         self.vocab_size = model.config.vocab_size
         if (least := self.alone(Request((0,), 1))) > memory:
             raise ConfigError(
@@ -92,14 +90,18 @@ class Needs:
     def prompt(self, request: Request) -> int:
         """What the texts of a request share: the state behind their prompt."""
         if self.paged:
-            return int(self.footprint.fixed) + self.footprint.pages(len(request.ids))
+            return int(self.footprint.fixed) + self._pages(len(request.ids))
         return self.footprint.state(len(request.ids))
 
     def text(self, request: Request) -> int:
         """What each text takes beside, at its longest; with the earlier states that it can be gone back to."""
         if self.paged:
-            return (1 + MARKS) * int(self.footprint.fixed) + self.footprint.pages(request.max_tokens)
+            return (1 + MARKS) * int(self.footprint.fixed) + self._pages(request.max_tokens)
         return self.footprint.state(request.most)
+
+    def _pages(self, tokens: int) -> int:
+        """Bytes of the caches of so many tokens, with a page that two texts cannot share."""
+        return self._page * (tokens + 128) // 64
 
     def work(self, request: Request) -> int:
         """Reading: the state is copied before it is written to, and its caches when they grow."""

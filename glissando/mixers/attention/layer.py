@@ -244,10 +244,10 @@ class Attention(Mixer):
         k = parts + heads * size
         v = k + self._split[1] * size
         biases, decay, total = builder.key_biases(self.forget, None, x, heads)
-        keys, values = builder.keep_slots(groups, size, transposed=True), builder.keep_slots(groups, size)
+        keys, values = builder.keep_vectors(groups, size, transposed=True), builder.keep_vectors(groups, size)
         before = builder.keep_fixed(heads, size) if self.shifts else None
         y, scale = builder.register(heads * size), builder.number(c.scale or size**-0.5)
-        sizes = (heads, groups, size, self.forget is not None, self.shifts)
+        sizes = (heads, groups, size, self.forget is not None, self.shifts, builder.is_half)
         places = (keys.at, values.at, *builder.places(decay, total, before))
         builder.emit("ATTENTION", parts, k, v, y, biases, *places, scale, *sizes)
         y = builder.linear(self.out.weight, self.out.bias, y)

@@ -17,6 +17,7 @@ from glissando.kernels.cached import (
     softmax_weights,
     value_place,
     weighted_values,
+    write_slot,
 )
 from glissando.kernels.compiled import kernel
 
@@ -26,24 +27,21 @@ def step(q, k, v, biases, sizes, scale, pages, places, total, latest, filled, sc
     """Softmax attention of one query a head.
 
     q (H, K), k and v (G, K) as they are kept; biases (H): log sigmoid's argument of the forget gate
-    sizes  H, G, K, whether there is a forget gate, whether keys are earlier queries
+    sizes  H, G, K, whether there is a forget gate, whether keys are earlier queries, whether caches are bfloat16
     pages  addresses; behind each, `places` bytes further, keys (G, K, 64), values (G, 64, K), and C of each key (H, 64)
            in float64
     total (H,) float64: C; latest (H, K): the query before
     """
     heads, groups, size = sizes[0], sizes[1], sizes[2]
-    has_decay, shifts = sizes[3] != 0, sizes[4] != 0
-    count, page, numbers = filled + 1, pages[filled // GROUP], (groups * size + 1) * GROUP
-    keys, values = numbers_at(page + places[0], numbers, np.float32), numbers_at(page + places[1], numbers, np.float32)
+    has_decay, shifts, is_half = sizes[3] != 0, sizes[4] != 0, sizes[5] != 0
+    count, page, key_numbers = filled + 1, pages[filled // GROUP], latest if shifts else k
     for g in range(groups):
-        slot, key = value_place(filled, g, size), key_place(filled, g, size)
-        for d in range(size):
-            keys[key + d * GROUP] = latest[g * size + d] if shifts else k[g * size + d]
-            values[slot + d] = v[g * size + d]
+        write_slot(page, places[0], is_half, size, key_place(filled, g, size), GROUP, key_numbers[g * size :])
+        write_slot(page, places[1], is_half, size, value_place(filled, g, size), 1, v[g * size :])
     if shifts:
         for d in range(heads * size):
             latest[d] = q[d]
-    key_products(q, heads, groups, size, pages, places[0], count, scale, sums, scores)
+    key_products(q, heads, groups, size, pages, places[0], is_half, count, scale, sums, scores)
     if has_decay:
         add_log_sigmoid(total[:heads], biases)
         decay = numbers_at(page + places[2], heads * GROUP, np.float64)
@@ -58,4 +56,4 @@ def step(q, k, v, biases, sizes, scale, pages, places, total, latest, filled, sc
                     line[j] += np.float32(now - logit_decay[j])
     for h in range(heads):
         softmax_weights(scores[h], count, sums)
-    weighted_values(scores, heads, groups, size, pages, places[1], count, sums, y)
+    weighted_values(scores, heads, groups, size, pages, places[1], is_half, count, sums, y)

@@ -351,10 +351,11 @@ class Tau(Mixer):
             table = builder.rope(size, c.value_rotation, c.value_width or size)
             builder.rotate(v, table, heads, size)
         biases, e, total = builder.key_biases(self.forget, self.importance, x, heads)
-        keys, values = builder.keep_slots(heads), builder.keep_slots(heads, size)
+        keys, values = builder.keep_slots(heads), builder.keep_vectors(heads, size)
         latest = builder.keep_fixed(heads) if self.shifts else None
         y, temperature = builder.register(heads * size), builder.weights(self.log_temperature.float().exp())
-        sizes = (heads, heads, size, self.forget is not None, self.importance is not None, self.shifts)
+        flags = (self.forget is not None, self.importance is not None, self.shifts, builder.is_half)
+        sizes = (heads, heads, size, *flags)
         places = (keys.at, values.at, *builder.places(e, total, latest))
         builder.emit("NEARNESS", lambdas, lambdas + heads, v, y, biases, *places, temperature, *sizes)
         if table is not None:
