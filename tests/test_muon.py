@@ -16,7 +16,7 @@ from glissando.runs import Run
 from glissando.training.config import MuonOptions
 from glissando.training.fit import train
 from glissando.training.moments import read_moments
-from glissando.training.muon import Muon, growth_rate, orthogonal
+from glissando.training.muon import Muon, growth_rate, orthogonal, steps, steps_by_squares
 from glissando.training.optimizer import build_optimizer, put_optimizer_state, set_rates
 from glissando.training.shares import Share, remembered
 
@@ -85,6 +85,28 @@ def test_directions_are_nearly_orthogonal(shape, dtype):
     assert values.median() > 0.6
     assert not orthogonal(torch.zeros(shape), dtype).any()
     assert_close(orthogonal(matrices, dtype), orthogonal(matrices, torch.float32), "", 0.03)
+
+
+@pytest.mark.parametrize("rank", [1, 4, 16])
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-10), (torch.float32, 2e-3)])
+def test_steps_by_squares_are_the_steps(rank, dtype, tolerance):
+    """Of gradients of low rank too, whose other singular values are rounding."""
+    generator = torch.Generator().manual_seed(2)
+    x = torch.randn(3, 16, rank, generator=generator) @ torch.randn(3, rank, 80, generator=generator)
+    x = (x / x.flatten(1).norm(dim=1).view(-1, 1, 1)).double()
+    assert_close(steps_by_squares(x.to(dtype)), steps(x).to(dtype), "", tolerance)
+
+
+@pytest.mark.parametrize(("dtype", "shape", "by_squares"), [
+    (torch.float32, (2, 8, 16), True), (torch.float32, (2, 16, 8), True),
+    (torch.float32, (2, 8, 12), False), (torch.bfloat16, (2, 8, 16), False),
+])  # fmt: skip
+def test_wide_and_tall_matrices_of_float32_step_by_squares(dtype, shape, by_squares, monkeypatch):
+    taken = []
+    for name in ("steps", "steps_by_squares"):
+        monkeypatch.setattr(f"glissando.training.muon.{name}", lambda x, name=name: taken.append(name) or x)
+    orthogonal(torch.ones(shape), dtype)
+    assert taken == ["steps_by_squares" if by_squares else "steps"]
 
 
 @pytest.mark.parametrize("native", [False, True])
