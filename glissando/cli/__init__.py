@@ -21,7 +21,7 @@ COMMANDS = {
     "generate": "write text with a trained model",
     "evaluate": "bits per byte, perplexity and accuracy on held-out text",
     "serve": "serve models over HTTP with OpenAI's API, with a playground in the browser",
-    "export": "write a model for ONNX Runtime, PyTorch, llama.cpp or a browser, or with smaller weights",
+    "export": "write a model for ONNX Runtime or a browser, or with smaller weights",
     "grow": "make a run's model larger without changing what it computes",
     "compare": "train several models under one budget and write a report",
     "steer": "measure what a model's dials do to the texts of held-out prompts",
