@@ -94,6 +94,18 @@ def test_events_are_sorted_merged_and_ordered_as_sets():
     assert again.times.tolist() == log.times.tolist()
 
 
+def test_rows_after_a_later_one_of_their_series_are_counted_where_series_take_turns():
+    """In a, 3 and 2 follow 9; in b, 5 follows 7: none of them stands beside the row that it follows."""
+    log, *_ = read(frame("a 9 x\nb 7 x\na 3 x\nb 5 y\na 2 x\nb 8 x"))
+    assert "3 rows sorted: a later time of the series stood before" in log.report
+
+
+def test_a_log_of_single_events_says_why_none_is_predicted():
+    log, *_ = read(frame("a 1 x\nb 2 y"))
+    with pytest.raises(ConfigError, match=r"of 0 to predict \(the first of a series is not, unless data\.start"):
+        parts(log, EventsData())
+
+
 def test_what_comes_after_each_step():
     log, encoding = read(frame("a 1 x\na 5 x\na 5 y\na 9 x"), end="12", resolution="0")
     after = After.of(log, encoding)

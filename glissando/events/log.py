@@ -174,7 +174,8 @@ def parts(log: EventLog, data: EventsData, resolution: float = 0.0) -> tuple[Eve
     for name, each in (("to train on", train), ("held out", valid)):
         if not each.scored.any():
             raise ConfigError(
-                f"no event {name}: of {int(log.scored.sum()):,} in all, data.valid_fraction {share} by data.split "
+                f"no event {name}: of {int(log.scored.sum()):,} to predict (the first of a series is not, unless "
+                f"data.start says since when it was observed), data.valid_fraction {share} by data.split "
                 f"{data.split or 'default'} leaves none there; give more events, or another data.valid_fraction"
             )
     read = known_codes(valid.codes[:, None], train.codes[:, None])[:, 0]

@@ -19,7 +19,7 @@ from glissando.series.columns import ColumnReader, Place, clock_of, require_colu
 from glissando.series.options import SeriesData
 from glissando.series.panel import Clock, Panel
 from glissando.series.reading import read_panel
-from glissando.series.steps import Clash
+from glissando.series.steps import Clash, after_later
 from glissando.series.tables import Column, Table, counted, listed
 from glissando.series.times import Times, times
 
@@ -255,8 +255,7 @@ class _Reader(ColumnReader):
             marks = ", with the marks of the first" if self.data.marks else ""
             by = ", ".join(name for name in (self.data.group, self.data.time, self.data.kind) if name is not None)
             self.report.append(f"{counted(count, 'event')} merged: the same {by} as of another{marks}")
-        earlier = np.diff(steps.ticks) < 0
-        if count := int((earlier & (np.diff(steps.series) == 0)).sum()):
+        if count := after_later(steps.series, steps.ticks):
             self.report.append(f"{counted(count, 'row')} sorted: a later time of the series stood before")
         return sorted_.at(np.flatnonzero(~repeats))
 

@@ -64,7 +64,7 @@ def steps(data: SeriesData, table: Table, form: str, among: np.ndarray | None = 
     else:
         read = times(table, data.time, "date" if form == "date" else "number")
     order = read.order()
-    unsorted = int(((np.diff(codes[rows]) == 0) & (order[rows[1:]] < order[rows[:-1]])).sum())
+    unsorted = after_later(codes[rows], order[rows])
     if unsorted:
         rows = rows[np.lexsort((order[rows], codes[rows]))]
     begins = np.ones(len(rows), bool)
@@ -74,6 +74,14 @@ def steps(data: SeriesData, table: Table, form: str, among: np.ndarray | None = 
     starts = np.searchsorted(series, np.arange(len(present) + 1)).astype(np.int64)
     kept = [groups[code] for code in present]
     return Steps(kept, rows, np.cumsum(begins) - 1, first, series.astype(np.int64), starts, read, unsorted)
+
+
+def after_later(series: np.ndarray, order: np.ndarray) -> int:
+    """How many rows come after a later one of their series; `order` sorts as their times do."""
+    by_series = np.argsort(series, kind="stable")
+    ranks = np.unique(order, return_inverse=True)[1][by_series]
+    keys = series[by_series].astype(np.int64) * (len(ranks) + 1) + ranks
+    return int((keys < np.maximum.accumulate(keys)).sum())
 
 
 class Merged(NamedTuple):
