@@ -286,6 +286,12 @@ class Backbone(nn.Module):
                 f"{option} reads on for ever, and model.max_length is {limit}: use a preset without learned positions "
                 f"(the -nano ones), or leave {option} out"
             )
+        depth = self.get_submodule("depth")
+        if getattr(depth, "recomputes", False):
+            raise ConfigError(
+                f"{option} reads on for ever, and {type(depth).__name__} reads its whole past again at every call: use "
+                f"another depth, or leave {option} out"
+            )
         for mixer in (part for part in self.modules() if isinstance(part, Mixer)):
             has_window = getattr(getattr(mixer, "config", None), "window", None) is not None
             if isinstance(mixer.init_state(1), Slotted) and not has_window:

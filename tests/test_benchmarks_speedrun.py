@@ -20,7 +20,6 @@ from glissando.data.stories.oracle import oracle
 from glissando.data.stories.stories import generate
 from glissando.errors import ConfigError
 from glissando.evaluation.scoring import score
-from glissando.imports import import_file
 from glissando.model import LanguageModel
 
 with forgetting():  # its corpus is not known to the tests of other files
@@ -155,7 +154,6 @@ def test_an_entry_that_breaks_a_rule_is_refused(tmp_path, section, named):
 
 @pytest.mark.parametrize("path", sorted((ROOT / "benchmarks" / "speedrun").glob("*.yaml")), ids=lambda path: path.stem)
 def test_every_entry_is_read(path):
-    import_file(ROOT / "examples" / "outside_models.py")
     training = speedrun.read_entry(str(path), seed=3, lexicon=0).training
     assert (training.seed, training.carry) == (3, 0.75)
     assert math.isfinite(training.steps)

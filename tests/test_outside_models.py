@@ -80,6 +80,8 @@ def test_what_cannot_be_used_is_refused():
         outside("bert", intermediate_size=24, num_attention_heads=2)
     with pytest.raises(ConfigError, match="cannot build a 'lama'"):
         outside("lama")
+    with pytest.raises(ConfigError, match="TransformersDepth reads its whole past"):
+        outside("mamba2").require_constant_state("training.carry")
 
 
 def test_the_example_files_are_of_the_baselines_size(tmp_path):
