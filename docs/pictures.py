@@ -326,6 +326,28 @@ def dial_baselines() -> str:
     return chart.svg()
 
 
+def growth() -> str:
+    record = [(int(row["parameters"]), float(row["flops"]), float(row["valid_loss"])) for row in rows("growth")]
+    chart = Chart(
+        "A model that grows while it trains",
+        "Held-out loss against training FLOPs, from 2,648 to 7,232 to 19,328 parameters.",
+        ("training FLOPs of all sizes", {1e10: "10\u00b9\u2070", 1e11: "10\u00b9\u00b9", 1e12: "10\u00b9\u00b2"}),
+        ("held-out loss (nats a target); at the top: parameters", ticks(0, 1, 2, 3, 4, 5)),
+        (3e9, 2.4e12),
+        (0, 5.6),
+        "x",
+        height=330,
+    )
+    before = 3e9
+    for parameters, colour in zip(sorted({size for size, _, _ in record}), _FIVE, strict=False):
+        points = [(flops, loss) for size, flops, loss in record if size == parameters]
+        chart.line([(before, 0), (before, 5)], "soft", 1.2, ' stroke-dasharray="5 4"')
+        chart.label(before, 5.15, f"{parameters:,}", colour, by=(2, 0))
+        chart.line(points, colour, 2.6)
+        before = points[-1][0]
+    return chart.svg()
+
+
 def forgetting() -> str:
     """Right answers by distance beside 64 other facts."""
     chart = Chart(
@@ -362,7 +384,7 @@ PICTURES: dict[str, Callable[[], str]] = {
     draw.__name__.replace("_", "-"): draw
     for draw in (
         learning_curves, state_size, milliseconds, parts, laws, leaking_state, flow, forecast, hazard, kernels, dial,
-        dial_baselines, forgetting,
+        dial_baselines, growth, forgetting,
     )
 }  # fmt: skip
 

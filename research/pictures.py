@@ -6,7 +6,7 @@
     python -m research.pictures hazard RUN        a run trained on `events example --process hawkes1`, beside the truth
     python -m research.pictures kernels           decay times and periods of the spectral channels of `stories`
     python -m research.pictures dial DIR          of `glissando steer dial --dials mood --prompts 96 --cost_rows 0`
-    python -m research.pictures growth DIR        runs of `python -m research.grow_or_scratch --tasks shift --seeds 1`
+    python -m research.pictures growth DIR        shift-0-grown of `research.grow_or_scratch --tasks shift`
 
 Each writes its CSV into docs/comparison.
 """
@@ -189,22 +189,16 @@ def dial(sweep: Path) -> None:
     write("dial", ("u", "prompt", "mood", "cost"), rows + [(u, "mean", mean, cost) for u, mean, cost in costs])
 
 
-def growth(folder: Path) -> None:
-    """Held-out loss against the FLOPs of all stages together, of the grown model and of the one from scratch."""
-    stages = sorted((folder / "shift-0-grown").glob("*-size-*"))
+def growth(stages: Path) -> None:
+    """Held-out loss of a model that grew, against the FLOPs of all its stages together."""
     rows: list[tuple[Any, ...]] = []
-    for name, runs in (("grown", stages), ("scratch", [folder / "shift-0-scratch"])):
-        before = 0.0
-        for run in runs:
-            parameters = glissando.load(run).num_parameters()
-            metrics = read_metrics(run / METRICS)
-            rows += [
-                (name, parameters, before + float(row["flops"]), float(row["valid_loss"]))
-                for row in metrics
-                if row["valid_loss"]
-            ]
-            before += float(metrics[-1]["flops"])
-    write("growth", ("model", "parameters", "flops", "valid_loss"), rows)
+    before = 0.0
+    for run in sorted(stages.glob("*-size-?")):
+        parameters, metrics = glissando.load(run).num_parameters(), read_metrics(run / METRICS)
+        losses = [(before + float(row["flops"]), float(row["valid_loss"])) for row in metrics if row["valid_loss"]]
+        rows += [(parameters, *point) for point in losses]
+        before += float(metrics[-1]["flops"])
+    write("growth", ("parameters", "flops", "valid_loss"), rows)
 
 
 def main() -> None:
