@@ -31,6 +31,10 @@ Control = Mapping[str, float] | Sequence[float]
 BLOCK = 32
 
 
+#: tokens of one prompt up to which the step reads it: the compiled one is faster there, and starts no thread
+_SHORT = 128
+
+
 class Continuation(Iterator[list[int | None]]):
     """Token ids behind prompts: one a row at a time, None in rows that have ended; stops with the last row.
 
@@ -111,6 +115,10 @@ class Continuation(Iterator[list[int | None]]):
         now = _now(control)
         if self._state is not None and len(prompts[0]) == 1:  # as it would have continued: to the last bit
             logits = self._begin_steps(now, memo, [], limits[0])(torch.tensor(prompts[0], device=device), now)
+        elif len(prompts) == 1 and 0 < len(prompts[0]) <= _SHORT and not self._lookup:
+            self._state = model.init_state(1) if self._state is None else self._state
+            step = self._begin_steps(now, memo, [], limits[0])
+            logits = step(torch.tensor(prompts, device=device), now)[:, -1]
         else:
             with computing(model):
                 logits, self._state = read_prompts(model, prompts, now, device, memo, self._state)
