@@ -29,8 +29,6 @@ from glissando.text_row import TextRow
 Control = Mapping[str, float] | Sequence[float]
 #: tokens that `generate` computes in a call
 BLOCK = 32
-
-
 #: tokens of one prompt up to which the step reads it: the compiled one is faster there, and starts no thread
 _SHORT = 128
 

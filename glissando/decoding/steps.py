@@ -241,8 +241,8 @@ def _decoder_or_reason(model: LanguageModel, kind: Kind, with_control: bool) -> 
 
 
 def _digest(tensor: Tensor) -> tuple[int, int]:
-    """Where the numbers are and the sum of their bits: whoever writes into them, by whatever way, changes it. NumPy adds
-    them, as PyTorch would start threads, which wait for each other on a busy machine."""
+    """Where the numbers are and the sum of their bits: whoever writes into them, by whatever way, changes it. NumPy
+    adds them: threads of PyTorch wait for each other on a busy machine."""
     bits = tensor.detach().contiguous().reshape(-1).view(torch.uint8)
     if bits.data_ptr() % 8:
         bits = bits.clone()
