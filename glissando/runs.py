@@ -435,7 +435,7 @@ def require_directory(path: Path) -> None:
         hint = f"Did you mean {path.parent / close if close in beside else close}?"
     else:
         trained = f"; trained models in the package: {', '.join(packaged)}" if packaged else ""
-        hint = f"No run in {str(path.parent)!r} has a similar name{trained}."
+        hint = f"No run in {str(path.parent)!r} has a similar name{trained or '; `glissando models` lists trained ones'}."
     if is_checkpoint(path) and beside:
         hint = f"It has: {', '.join(beside)}."
     raise RunError(f"no run at {path}. {hint}")

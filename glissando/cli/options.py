@@ -15,7 +15,7 @@ from typing import Any, NoReturn
 
 from glissando.cli.help import help_text, listed, options_of
 from glissando.config import hints_of, merge, registry_of, section_class
-from glissando.errors import ConfigError, RunError, nearest
+from glissando.errors import ConfigError, RunError
 
 
 class Options(argparse.Namespace):
@@ -153,13 +153,15 @@ def _split(parser: Parser, arguments: Sequence[str]) -> tuple[list[str], dict[st
 def _unknown_option(parser: Parser, option: str) -> ConfigError:
     close = _nearest_option(option, parser)
     hint = f" Did you mean {close}?" if close else ""
-    return ConfigError(
-        f"unknown option {option}.{hint} See `{parser.prog} --help{' all' if parser.section_names else ''}`."
-    )
+    sections = {each.section for name, hint in parser.sections.items() for each in options_of(hint, name)}
+    parts = option.removeprefix("--").split(".")
+    inside = (".".join(parts[:end]) for end in range(len(parts) - 1, 0, -1))
+    section = next((name for name in inside if name in sections), "all") if sections else ""
+    return ConfigError(f"unknown option {option}.{hint} See `{f'{parser.prog} --help {section}'.strip()}`.")
 
 
 def _nearest_option(option: str, parser: Parser) -> str | None:
-    """The option meant by `option`: one of its section that is like it, else one whose last part is like its own."""
+    """The option meant by `option`, whose last part is like its own: one of its section before others."""
     options = [name for name in parser._option_string_actions if name.startswith("--")]
     options += [each.name for section, hint in parser.sections.items() for each in options_of(hint, section)]
 
@@ -170,7 +172,7 @@ def _nearest_option(option: str, parser: Parser) -> str | None:
         return same + inside - 0.01 * known.count(".") if same >= 0.6 else 0.0
 
     best = max(options, key=likeness, default="")
-    return best if best and likeness(best) else nearest(option, options)
+    return best if best and likeness(best) else None
 
 
 # ---------------------------------------------------------------------- values of plain options
@@ -258,7 +260,7 @@ def text_like(hint: Any) -> bool:
 
 
 #: what may be a configuration's name in a message: data.path, and neither a file's path nor a call
-_NAME = re.compile(r"(?<![\w./\\'\"-])(?:block|data|depth|mixer|model|training)\.\w+(?:\.\w+)*(?![\w(/])")
+_NAME = re.compile(r"(?<!--help )(?<![\w./\\'\"-])(?:block|data|depth|mixer|model|training)\.\w+(?:\.\w+)*(?![\w(/])")
 
 
 def as_flags(message: str, arguments: Sequence[str]) -> str:

@@ -366,7 +366,7 @@ class SeriesModel(TableModel):
         if (observed := parts["observed"]) is not None and observed.dtype != torch.bool:
             raise InputError(f"observed must be bool, True where a value was observed, got {observed.dtype}")
         if horizon is not None:
-            require_time(horizon)
+            require_time(horizon, "horizon")
 
 
 def last(y: Tensor, mask: Tensor | None = None) -> Tensor:

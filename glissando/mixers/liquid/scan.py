@@ -154,18 +154,18 @@ def _loop(b: Tensor, z: Tensor, modes: Modes, x0: Tensor, dt: Tensor | None, cou
     return over_time(step, (x0,), (b, z, dt.to(b.dtype)), weights)[0]
 
 
-def require_time(dt: Tensor) -> None:
-    """Raise InputError unless dt are real numbers, finite and at least 0."""
+def require_time(dt: Tensor, name: str = "dt") -> None:
+    """Raise InputError unless the durations `name` are real numbers, finite and at least 0."""
     if dt.is_complex() or dt.dtype == torch.bool:
-        raise InputError(f"dt is a duration, a real number for each step; got {dt.dtype}")
+        raise InputError(f"{name} is a duration, a real number for each step; got {dt.dtype}")
     if exporting():  # a graph depends on no value
         return
     dt = underlying(dt)
     if bool((dt < 0).any()):
-        raise InputError(f"dt is a duration and cannot be negative, got {float(dt.min())}")
+        raise InputError(f"{name} is a duration and cannot be negative, got {float(dt.min())}")
     if not bool(dt.isfinite().all()):
         where = (~dt.isfinite()).nonzero()[0].tolist()
-        raise InputError(f"dt is a duration and must be finite, got {float(dt[tuple(where)])} at {where}")
+        raise InputError(f"{name} is a duration and must be finite, got {float(dt[tuple(where)])} at {where}")
 
 
 def time_constants(z: Tensor, past: Tensor, modes: Modes) -> Tensor:
