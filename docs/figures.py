@@ -372,7 +372,10 @@ def settle(text: str) -> tuple[str, list[str]]:
     for start, line in enumerate(lines):
         mark = MARK.search(line)
         if mark and "|" not in mark[1] and not line[: mark.start()].strip():
-            problems.append(f"{mark[0]}: begins a line, which would end the paragraph; put a word before it")
+            problems.append(
+                f"{mark[0]}: begins a line, which would end the paragraph; put a word before it (of a table: end the "
+                "mark with |)"
+            )
         if mark and "|" in mark[1]:
             columns = [column.strip() for column in mark[1].split("|")]
             row = start + 3  # the comment, the heading, the dashes
@@ -443,13 +446,16 @@ def main() -> int:
     parser.add_argument("--list", metavar="PATH", help="print what is kept below a path")
     options = parser.parse_args()
     if options.list:
-        print(json.dumps(node_at(options.list), indent=1))
+        try:
+            print(json.dumps(node_at(options.list), indent=1))
+        except NoRecord as error:
+            parser.error(f"--list {options.list}: {error}")
         return 0
     failed, anchors, texts = False, {}, {}
     for page in PAGES:
         texts[page], own, problems = settle_page(page)
         for problem in problems:
-            print(f"{page.relative_to(DOCS.parent)}: {problem}")
+            print(f"{page.relative_to(DOCS.parent)}: {problem}{' and written now' * options.write}")
         anchors |= {page.name: own} if own else {}
         if options.write:
             problems = settle(marked(texts[page], own)[0])[1]

@@ -70,13 +70,13 @@ class Average(Mixer):
     ) -> tuple[Tensor, AverageState | None]:
         mask = self.context(ctx).mask
         decay = self.log_odds.sigmoid()
-        h = torch.zeros_like(x[:, 0]) if state is None else state.h
+        h = torch.zeros_like(x[:, 0]) if state is None else state.h.to(x.dtype)
         outputs = []
         for t in range(x.shape[1]):
             after = decay * h + (1 - decay) * x[:, t]
             h = after if mask is None else torch.where(mask[:, t, None], after, h)  # padding changes no state
             outputs.append(h)
-        return self.out(torch.stack(outputs, 1)), None if state is None else AverageState(h)
+        return self.out(torch.stack(outputs, 1)), None if state is None else AverageState(h.to(state.h.dtype))
 
 
 def main() -> None:

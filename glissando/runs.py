@@ -434,8 +434,9 @@ def require_directory(path: Path) -> None:
     if close:
         hint = f"Did you mean {path.parent / close if close in beside else close}?"
     else:
-        trained = f"; trained models in the package: {', '.join(packaged)}" if packaged else ""
-        hint = f"No run in {str(path.parent)!r} has a similar name{trained or '; `glissando models` lists trained ones'}."
+        names = f"trained models in the package: {', '.join(packaged)}"
+        trained = names if packaged else "`glissando models` lists trained ones"
+        hint = f"No run in {str(path.parent)!r} has a similar name; {trained}."
     if is_checkpoint(path) and beside:
         hint = f"It has: {', '.join(beside)}."
     raise RunError(f"no run at {path}. {hint}")

@@ -8,7 +8,7 @@ runs every law on the class in float64 and raises LawError, an AssertionError, t
     split law   forward(ab) equals forward(a) followed by forward(b, state): values, and the gradients of x and of every
                 parameter; cut anywhere, single tokens among the pieces
     batch law   a row alone equals that row in a batch, padded or not (where `mask` is accepted)
-    state       a tree of batch-first tensors, never changed in place, of the requested dtype or wider
+    state       a tree of batch-first tensors, never changed in place, of the requested dtype or wider, which it keeps
     time        where `dt` is accepted: dt = 1 is the default; dt = 0 leaves the state alone where a mixer's `input` is
                 `held`; where it is `impulse`, a token with dt = 0 changes what follows, and the time before the first
                 token changes nothing. The split law and the batch law hold with uneven dt, and for its gradient
@@ -60,7 +60,7 @@ def check_mixer(mixer: type[Mixer] | Mixer, config: Any = None, *, hidden_size: 
     x = torch.randn(3, 11, hidden_size, dtype=torch.float64)
     _check(mixer, mixer, mixer.init_state, mixer.accepts, x)
     if "control" not in mixer.accepts:
-        _check_dtypes(mixer.init_state)
+        _check_dtypes(mixer, mixer.init_state, x)
 
 
 def check_depth(depth: type[Depth], config: Any = None, *, hidden_size: int = 16, seed: int = 0) -> None:
@@ -163,11 +163,16 @@ def _check_state(forward: Forward, init_state: Callable[..., State], x: Tensor) 
         _require_close(alone, y[rows], "batch law", "rows of a state, selected")
 
 
-def _check_dtypes(init_state: Callable[..., State]) -> None:
+def _check_dtypes(forward: Forward, init_state: Callable[..., State], x: Tensor) -> None:
     for dtype in (torch.float32, torch.bfloat16):
-        for leaf in leaves(init_state(2, dtype=dtype)):
+        state = init_state(len(x), dtype=dtype)
+        for leaf in leaves(state):
             wide = not leaf.is_floating_point() or torch.promote_types(leaf.dtype, dtype) == leaf.dtype
             _require(wide, "state", f"init_state(dtype={dtype}) has a leaf of {leaf.dtype}")
+        with torch.no_grad():
+            after = forward(x, state, Context())[1]
+        for was, now in zip(leaves(state), leaves(after), strict=True):
+            _require(now.dtype == was.dtype, "state", f"a leaf of {was.dtype} came back as {now.dtype}, x is {x.dtype}")
     with torch.device("meta"):
         _require(
             all(leaf.device.type == "meta" for leaf in leaves(init_state(2, device=torch.device("meta")))),

@@ -88,7 +88,7 @@ def test_the_site_has_every_page():
     }
     written = {page.relative_to(ROOT / "docs").as_posix() for page in (ROOT / "docs").rglob("*.md")}
     assert len(listed) == len(set(listed))
-    assert written | generated == set(listed)
+    assert written | generated == set(listed), "a page of docs/ has its line in `nav` of mkdocs.yml, and no other"
 
 
 @pytest.fixture

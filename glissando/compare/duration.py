@@ -127,8 +127,8 @@ def _expected(costs: dict[str, _Costs], share: float = 1.0, validations: int = _
 
 
 def _affordable(costs: dict[str, _Costs], left: float, fewest: int) -> tuple[dict[str, _Costs], float, int]:
-    """Of how many models, the first ones, what share of the budget takes the seconds that are left, and with how many
-    validations."""
+    """The costs of the first models that fit into the seconds that are left, the share of the budget that they get,
+    and their validations."""
     share, validations = 1.0, _VALIDATIONS
     for count in range(min(FEWER, len(costs)), min(FEWEST, len(costs)) - 1, -1):
         costs = {name: costs[name] for name in [*costs][:count]}

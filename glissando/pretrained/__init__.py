@@ -53,8 +53,10 @@ def how_to_open(path: Path, kind: str | None) -> str:
         return f"{name} predicts numbers: {use}. Language models in the package: {', '.join(language_models())}"
     if kind == "events":
         return f"{name} predicts events: use `glissando events evaluate {name}`, or EventModel.load({name!r})"
-    opened = f"use the other commands, or glissando.load({name!r})" if kind is None else "its kind is unknown"
-    return f"{name} holds a model of {kind or 'language'}: {opened}"
+    if kind is None:
+        return f"{name} holds a model of language: use the other commands, or glissando.load({name!r})"
+    resumed = f"glissando.training.fit.resume({name!r}, kind=CLASS), of its TaskConfig, goes on with it"
+    return f"{name} holds a model of {kind}: {resumed}"
 
 
 def require_text(path: str | Path, data: Mapping[str, Any]) -> None:

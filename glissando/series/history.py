@@ -61,7 +61,7 @@ def history(
         first: (B, T) bool, True where another series begins, which knows nothing of the one before.
 
     Returns:
-        (B, T, K) each. The state after the last step is `at(found, -1)`.
+        (B, T, K) each. The last step of each is the state after it.
     """
     dtype, wide = values.dtype, widest(values.device)
     before = Past(*(part.unsqueeze(1).to(wide) for part in past)) if past is not None else None

@@ -180,6 +180,11 @@ class Objective(nn.Module):
         """lanes: of the batch's rows; an object, so that nothing on the way here converts or copies their states."""
         before = None if lanes is None else lanes.begin(self.model, batch.rows, batch.fresh)
         loss = self.task.loss(self.model, batch, before, logged)
+        if not isinstance(loss, Loss):
+            raise TypeError(
+                f"{type(self.task).__name__}.loss returned a {type(loss).__name__}: return a "
+                "glissando.training.task.Loss(total, weight), the sum over scored targets and their number"
+            )
         if lanes is not None:
             lanes.end(loss.state)
         self.sums.add(Sums(loss.total.detach(), loss.weight, self.task.flops(self.model, batch), dict(loss.also)))
