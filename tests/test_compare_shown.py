@@ -184,7 +184,7 @@ def test_a_comparison_that_takes_too_long_has_fewer_models_and_a_smaller_budget(
     assert (shorter.names, shorter.budget.kind) == (asked.names[:3], "tokens")
     # 10 s are over; with four validations each in the place of ten, these take a fifth of the trainings
     assert shorter.budget.value == pytest.approx(13000 * (60 - 3 * (fixed - 6 * 0.5)) / (3 * 13), rel=0.05)
-    assert "with 4 or fewer validations each" in said
+    assert "with at most 4 validations each" in said
     every = {shorter.config(job).training.validate_every for job in shorter.run_jobs(dict.fromkeys(ASKED, 1e-3))}
     assert every == {math.ceil(shorter.budget.value / 32 / 4)}
     assert sum(expected.values()) == pytest.approx(60, rel=0.05)

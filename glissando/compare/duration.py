@@ -74,7 +74,7 @@ def fitted(comparison: Comparison, within: float | None, log: Log, began: float)
     shorter.budget = Amount(comparison.budget.kind, float(f"{max(_LEAST, share) * comparison.budget.value:.2g}"))
     scored = ""
     if validations < _VALIDATIONS:
-        scored = f", with {validations} or fewer validations each"
+        scored = f", with at most {validations} validation{'s' * (validations > 1)} each"
         number = costs[names[0]].number * shorter.budget.value / comparison.budget.value
         shorter.training = comparison.training | {EVERY: max(1, math.ceil(number / validations))}
     shortened = _expected(costs, shorter.budget.value / comparison.budget.value, validations)

@@ -152,10 +152,10 @@ def as_number(text: Any, decimal: str) -> Any:
         return text
     apart = _GROUPS.replace(decimal, "")
     whole = rf"\d{{1,3}}([{apart}])\d{{3}}(?:\3\d{{3}})*|\d*"
-    found = re.fullmatch(rf"([+-]?)({whole})(?:{re.escape(decimal)}(\d*))?([eE][+-]?\d+)?", text.strip())
-    if found is None:
+    match = re.fullmatch(rf"([+-]?)({whole})(?:{re.escape(decimal)}(\d*))?([eE][+-]?\d+)?", text.strip())
+    if match is None:
         return ""
-    sign, digits, _, rest, exponent = found.groups("")
+    sign, digits, _, rest, exponent = match.groups("")
     return f"{sign}{re.sub('[^0-9]', '', digits)}.{rest}{exponent}"
 
 
