@@ -7,7 +7,7 @@ Each row of the runs' held-out text begins with an empty state, and each of its 
 
 from __future__ import annotations
 
-import sys
+import argparse
 
 import torch
 
@@ -37,8 +37,15 @@ def bits(run: str) -> dict[str, float]:
     return found
 
 
-if __name__ == "__main__":
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("runs", nargs="+", help="run directories")
+    options = parser.parse_args()
     torch.set_num_threads(1)
-    for name in sys.argv[1:]:
+    for name in options.runs:
         whole, halved = bits(name).values()
         print(f"{name}: {whole:.6f} bits per byte, {halved:.6f} with caches in bf16, {halved - whole:+.1e}")
+
+
+if __name__ == "__main__":
+    main()

@@ -55,12 +55,12 @@ class Average(Mixer):
         self, x: Tensor, state: AverageState | None = None, ctx: Context | None = None
     ) -> tuple[Tensor, AverageState | None]:
         ctx, x = self.context(ctx), self.entry(x)
-        h, means = x.new_zeros(x[:, 0].shape) if state is None else state.mean, []
+        h, means = x.new_zeros(x[:, 0].shape) if state is None else state.mean.to(x.dtype), []
         for t in range(x.shape[1]):
             new = self.config.decay * h + (1 - self.config.decay) * x[:, t]
             h = new if ctx.mask is None else torch.where(ctx.mask[:, t : t + 1], new, h)
             means.append(h)
-        return torch.stack(means, 1), None if state is None else AverageState(h)
+        return torch.stack(means, 1), None if state is None else AverageState(h.to(state.mean.dtype))
 
 
 @pytest.fixture
@@ -201,6 +201,14 @@ class Clocked(Average):
         return (dt - 1).unsqueeze(-1)
 
 
+class Widening(Average):
+    """A state in another type than x comes back in the type of x."""
+
+    def forward(self, x: Tensor, state: Any = None, ctx: Any = None) -> tuple[Tensor, Any]:
+        y, after = super().forward(x, state, ctx)
+        return y, None if after is None else AverageState(after.mean.to(x.dtype))
+
+
 class Absolute(Clocked):
     """Time starts anew in each piece."""
 
@@ -219,6 +227,7 @@ class Absolute(Clocked):
         (Dead, "parameters: unread got no gradient"),
         (Unmasked, "batch law: .*padding"),
         (Narrow, r"state: init_state\(dtype=torch.float32\) has a leaf of torch.float16"),
+        (Widening, "state: a leaf of torch.float32 came back as torch.float64"),
     ],
 )
 def test_the_checks_name_the_law_that_is_broken(mutation: type[Mixer], message: str):

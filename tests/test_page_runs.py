@@ -195,9 +195,10 @@ def shrunk_training(words: list[str]) -> list[str]:
     words += ["--training.steps", "4"]
     if "--from" in words:
         return words
-    stories = "--data.kind" not in words
+    stories = not {"--data.kind", "--data.path"} & {*words}
     heads = {} if "--model.mixer" in words else few_heads(value(words, "--preset"))
-    return with_options(words, SMALL | (STORIES if stories else {}) | LAYERS | heads)
+    whole = {} if "--training.accumulate" in words else {"training.accumulate": "1"}  # some presets have 32
+    return with_options(words, SMALL | (STORIES if stories else {}) | LAYERS | heads | whole)
 
 
 def few_heads(preset: str | None) -> dict[str, str]:
@@ -209,7 +210,7 @@ def shrunk_comparison(words: list[str]) -> list[str]:
     """The first three of many models, which the parser of options names in any order; two seeds at most."""
     models = list(dict.fromkeys(chain.from_iterable(map(braces, words[1 : first_option(words)]))))
     words = ["compare", *models[:3], *words[first_option(words) :]]
-    stories = STORIES if "--data.kind" not in words else {}
+    stories = {} if {"--data.kind", "--data.path"} & {*words} else STORIES
     words = with_options(words, SMALL | stories | LAYERS | {"budget": "steps=3", "contexts": "16"})
     for option, small in (("probe_budget", "steps=2"), ("seeds", "2"), ("sweep_beyond", "0")):
         needs = {"probe_budget": "--probes", "seeds": "--seeds", "sweep_beyond": "--learning_rates"}[option]

@@ -25,7 +25,7 @@ _NEGLIGIBLE, _LOWEST = np.float32(-70), np.float32(-np.inf)
 
 def numbers_at(address: Any, count: Any, kind: Any) -> Any:
     """The `count` numbers of a kind (np.float32, np.float64) that lie at an address, as an array."""
-    values = np.frombuffer((ctypes.c_char * (count * np.dtype(kind).itemsize)).from_address(address), np.uint8)
+    values = np.frombuffer((ctypes.c_char * (count * np.dtype(kind).itemsize)).from_address(int(address)), np.uint8)
     return values.view(kind)
 
 
