@@ -84,3 +84,8 @@ def test_other_errors_end_with_1(command, tmp_path, monkeypatch, capsys):
         capsys.readouterr().err.splitlines()[-1].startswith(f"glissando {command}: ")
     )  # compare says first what it does
     assert not list(tmp_path.iterdir())
+
+
+def test_an_unknown_option_of_a_section_names_the_sections_help(capsys):
+    assert main(["train", "--model.mixer.unheard", "3"]) == 2
+    assert capsys.readouterr().err.endswith("See `glissando train --help model.mixer`.\n")

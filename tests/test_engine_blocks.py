@@ -15,6 +15,7 @@ from glissando.generation import generate
 from glissando.model import LanguageModel
 from glissando.serving.batches import MARK_EVERY, MARKS, thin_out
 from glissando.serving.engine import Engine
+from glissando.serving.session import Request
 
 KINDS = ["transformer-nano", "liquid-ssm-nano", "composite-nano", "tauformer-nano"]
 PROMPTS = ["Once upon a time", "The", "", "x" * 200, "Ben said: "]
@@ -224,13 +225,17 @@ def test_tokens_behind_a_stop_text_are_not_written():
     assert engine.tokens_written == len(session.written)
 
 
-def test_a_text_goes_whose_mark_was_another_texts_end():
-    """In any order: a place that went with the one is missed by nobody."""
+def after_a_prompt_of_200() -> tuple[Engine, Request]:
     model = model_of("liquid-ssm-nano").float()
-    engine = Engine(model)
-    request = request_for(model, "".join(chr(97 + n * n % 23) for n in range(199)), 3)
+    engine, request = Engine(model), request_for(model, "".join(chr(97 + n * n % 23) for n in range(199)), 3)
     submit(engine, request)
     run_down(engine)
+    return engine, request
+
+
+def test_a_text_goes_whose_mark_was_another_texts_end():
+    """In any order: a place that went with the one is missed by nobody."""
+    engine, request = after_a_prompt_of_200()
     for ids in (request.ids[:168], (*request.ids, 70)):  # 168 is a mark of the first
         submit(engine, replace(request, ids=ids, max_tokens=1))
         run_down(engine)
@@ -240,11 +245,7 @@ def test_a_text_goes_whose_mark_was_another_texts_end():
 
 
 def test_the_marks_of_a_prompt_live_as_long_as_a_text_that_has_them():
-    model = model_of("liquid-ssm-nano").float()
-    engine = Engine(model)
-    request = request_for(model, "".join(chr(97 + n * n % 23) for n in range(199)), 3)
-    submit(engine, request)
-    run_down(engine)
+    engine, request = after_a_prompt_of_200()
     assert len(engine.prefixes) == 2
     engine.prefixes.shrink(engine.prefixes.bytes - 1)
     known = engine.prefixes.longest((*request.ids[:180], 65), None)

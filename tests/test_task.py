@@ -20,7 +20,7 @@ from glissando.data.corpora import build_corpus
 from glissando.training.config import TrainingConfig
 from glissando.training.fit import resume, train
 from glissando.training.language_task import LanguageTask
-from glissando.training.task import Sums
+from glissando.training.task import Objective, Sums
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
 
@@ -89,3 +89,12 @@ def test_losses_add_up_over_a_state_that_is_carried(data, tmp_path):
     assert sums.targets == whole.weight > 0
     assert sums.also["hits"] == whole.also["hits"]
     assert_close(sums.loss, whole.total, "loss", 1e-9)
+
+
+def test_a_loss_that_is_no_loss_says_what_to_return():
+    class Pair:
+        def loss(self, model, batch, state, logged):
+            return torch.zeros(()), 1
+
+    with pytest.raises(TypeError, match=r"Pair\.loss returned a tuple: return a .*Loss\(total, weight\)"):
+        Objective(torch.nn.Identity(), Pair())(None)
