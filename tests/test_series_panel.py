@@ -18,7 +18,7 @@ from glissando.series import tables as reading_tables
 from glissando.series.inspection import duration
 from glissando.series.panel import Clock, Encoding, parts
 from glissando.series.steps import Clash, merge
-from glissando.series.tables import read_table
+from glissando.series.tables import as_number, read_table
 from glissando.series.times import time_form
 
 NAN = np.nan
@@ -982,3 +982,14 @@ def test_what_looks_wrong_is_said():
     assert "'flat' has one value wherever it is observed" in lines
     assert any(line.startswith("'far' has 1 value beyond 20 robust") and "463 in row 12" in line for line in lines)
     assert len(lines) == 6
+
+
+@pytest.mark.parametrize(
+    ("text", "decimal", "value"),
+    [
+        ("1,310", ",", 1.31), ("1.310", ".", 1.31), ("1,310", ".", 1310.0), ("1.310", ",", 1310.0),
+        ("1.310,5", ",", 1310.5), ("1\u00a0310.5", ".", 1310.5), ("-1'310'000", ".", -1310000.0),
+    ],
+)  # fmt: skip
+def test_a_decimal_sign_separates_no_thousands(text, decimal, value):
+    assert float(as_number(text, decimal)) == value
