@@ -24,7 +24,11 @@ from benchmarks.speed import Row
 from glissando.errors import unknown_name
 
 ROWS: dict[str, Callable[[int], Row]] = {
-    "training": speed.training,
+    **{
+        f"hf-training-{length}-{precision}": partial(speed.training, length, precision)
+        for length in (512, 2048)
+        for precision in ("float32", "bf16")
+    },
     **{f"training-{preset}": partial(training.training, preset) for preset in training.PRESETS},
     "decoding": speed.decoding,
     **decoding.ROWS,

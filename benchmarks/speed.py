@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -114,11 +115,18 @@ def random_bytes(batch: int, length: int) -> torch.Tensor:
     return torch.randint(0, 256, (batch, length), generator=torch.Generator().manual_seed(0))
 
 
-def training(rounds: int) -> Row:
-    """Training tokens/s of `transformer` at T = 512 beside LlamaForCausalLM of the same shape and weights."""
-    model, ids = LanguageModel.from_preset("transformer"), random_bytes(8, 513)
-    ours, theirs, ratio = paired(trainer(model, ids), trainer(llama_like(model), ids), rounds)
-    return Row("training, 3.2M, T 512", ours, theirs, "tokens/s", ratio, "1.0x", ratio >= 1.0, "HF Llama")
+def training(length: int, precision: str, rounds: int) -> Row:
+    """Training tokens/s of `transformer` beside LlamaForCausalLM of the same shape and weights, 4,096 tokens a step."""
+    model, ids = LanguageModel.from_preset("transformer"), random_bytes(4096 // length, length + 1)
+    goal = 1.15
+
+    def arithmetic() -> AbstractContextManager[Any]:
+        return torch.autocast("cpu", torch.bfloat16) if precision == "bf16" else nullcontext()
+
+    sides = (trainer(module, ids, arithmetic) for module in (model, llama_like(model)))
+    ours, theirs, ratio = paired(*sides, rounds)
+    name = f"training, 3.2M, T {length}, {precision}"
+    return Row(name, ours, theirs, "tokens/s", ratio, f"{goal:g}x", ratio >= goal, "HF Llama")
 
 
 def decoding(rounds: int) -> Row:
