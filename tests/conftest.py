@@ -26,6 +26,11 @@ sys.path.insert(0, str(Path(__file__).parent))
 if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
+if sys.platform != "win32":  # which has no such locks
+    import compiled_once
+
+    compiled_once.share_compiled_kernels()
+
 # Trainings compute in float32 unless a test asks for more, so that they end alike on every processor.
 import machine  # noqa: F401  before it is replaced
 
