@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import multiprocessing
 import os
 import random
-import signal
-import subprocess
-import sys
 import time
+from multiprocessing.connection import Connection
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -141,20 +142,15 @@ def test_replacing(tmp_path):
     assert list(path.parent.iterdir()) == [path]
 
 
-SAVER = """
-import sys, torch
-from pathlib import Path
-from glissando.checkpoints import checkpoint_path, point_to
-from glissando.training.state import TrainState
-directory, step = Path(sys.argv[1]), int(sys.argv[2])
-while True:
-    # Every step is saved twice, so that the kill also hits the replacing of a directory.
-    for _ in range(2):
-        TrainState(step=step, model={"w": torch.full((50_000,), step)}).save(checkpoint_path(directory, step))
-    point_to(directory, step, -1)
-    print(step, flush=True)
-    step += 1
-"""
+def save_without_end(directory: Path, step: int, saved: Connection) -> None:
+    """Say each step to `saved` once it is the latest checkpoint."""
+    while True:
+        # Every step is saved twice, so that the kill also hits the replacing of a directory.
+        for _ in range(2):
+            TrainState(step=step, model={"w": torch.full((50_000,), step)}).save(checkpoint_path(directory, step))
+        point_to(directory, step, -1)
+        saved.send(step)
+        step += 1
 
 
 @pytest.mark.parametrize("kills", [2, pytest.param(8, marks=pytest.mark.slow)])
@@ -162,19 +158,25 @@ def test_kill_at_any_moment_leaves_a_checkpoint_that_loads(tmp_path, kills):
     random.seed(0)
     step = 0
     for _ in range(kills):
-        process = subprocess.Popen([sys.executable, "-c", SAVER, str(tmp_path), str(step)], stdout=subprocess.PIPE)
-        assert process.stdout is not None
-        process.stdout.readline()
+        receiver, sender = multiprocessing.Pipe(duplex=False)
+        # A fork has torch loaded already.
+        process = multiprocessing.get_context("fork").Process(target=save_without_end, args=(tmp_path, step, sender))
+        process.start()
+        sender.close()
+        last = receiver.recv()
         time.sleep(random.uniform(0.0, 0.2))
-        process.send_signal(signal.SIGKILL)
-        printed = [step, *map(int, process.stdout.read().split())]
-        process.stdout.close()
-        process.wait()
+        process.kill()
+        process.join()
+        with contextlib.suppress(EOFError):
+            while True:
+                last = receiver.recv()
+        receiver.close()
+        process.close()
         newest = latest_checkpoint(tmp_path)
         assert newest is not None
         found = TrainState.load(newest).model["w"]
         assert found.eq(found[0]).all()
-        assert found[0] >= printed[-1]
+        assert found[0] >= last
         step = int(found[0])
     TrainState().save(checkpoint_path(tmp_path, step + 9))
     assert not [name for name in os.listdir(tmp_path / "checkpoints") if name.startswith(".")]
