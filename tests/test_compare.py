@@ -32,7 +32,7 @@ from glissando.metrics import read_metrics
 pytestmark = pytest.mark.timeout(900)
 
 TOY = [
-    "transformer-nano", "liquid-ssm-nano", "--budget", "steps=12", "--seeds", "2", "--learning_rates", "1e-3,1e-2",
+    "transformer-nano", "liquid-ssm-nano", "--budget", "steps=8", "--seeds", "2", "--learning_rates", "1e-3,1e-2",
     "--sweep_beyond", "1", "--contexts", "8,24", "--allow_unequal", "--model.hidden_size", "16",
     "--model.depth.layers", "1", "--data.seq_len", "32", "--data.batch_size", "2", "--data.valid_rows", "4",
     "--training.accelerator", "cpu", "--training.log_every", "2", "--training.schedule.warmup_steps", "2",
@@ -123,9 +123,9 @@ def test_a_second_run_does_nothing_and_a_wider_one_only_what_is_missing(finished
     assert {name: after[name] for name in before} == before
     assert {Path(name).relative_to(finished).parts[1] for name in set(after) - set(before)} == {"parity"}
     capsys.readouterr()
-    other = [a if a != "steps=12" else "steps=16" for a in TOY]
+    other = [a if a != "steps=8" else "steps=12" for a in TOY]
     assert main(["compare", *other, "--out", str(finished)]) == 2
-    assert "training.steps was 3 and is 4" in capsys.readouterr().err
+    assert "training.steps was 2 and is 3" in capsys.readouterr().err
 
 
 def change(file: Path, **figures: Any) -> None:
@@ -172,7 +172,7 @@ def test_an_interrupted_comparison_goes_on(tmp_path):
     """Ctrl-C in the middle of a training: the same command resumes that run and ends as if nothing had been."""
     sweep = TOY.index("--learning_rates")
     options = [*TOY[:1], *TOY[2:sweep], *TOY[TOY.index("--contexts") :]]
-    options[options.index("steps=12")] = "steps=200"
+    options[options.index("steps=8")] = "steps=200"
     options[options.index("2")] = "1"  # one seed
     options[:1] = [model_file(tmp_path, "preset: transformer-nano")]
     out = tmp_path / "out"
