@@ -123,8 +123,8 @@ def training(length: int, precision: str, rounds: int) -> Row:
     def arithmetic() -> AbstractContextManager[Any]:
         return torch.autocast("cpu", torch.bfloat16) if precision == "bf16" else nullcontext()
 
-    sides = (trainer(module, ids, arithmetic) for module in (model, llama_like(model)))
-    ours, theirs, ratio = paired(*sides, rounds)
+    peer = llama_like(model)
+    ours, theirs, ratio = paired(trainer(model, ids, arithmetic), trainer(peer, ids, arithmetic), rounds)
     name = f"training, 3.2M, T {length}, {precision}"
     return Row(name, ours, theirs, "tokens/s", ratio, f"{goal:g}x", ratio >= goal, "HF Llama")
 

@@ -93,8 +93,53 @@ def test_a_kernel_asked_for_is_what_torch_compile_runs():
         compiled(x.half(), weight.half())
 
 
-def test_swiglu():
-    same(swiglu, lambda h: swiglu(h, backend="reference"), draw(2, 3, 10))
+@pytest.mark.parametrize("shape", [(10,), (2, 3, 10), (0, 4), (3, 0, 4), (5, 2000), (2, 3, 40, 100)])
+def test_swiglu(shape):
+    same(swiglu, lambda h: swiglu(h, backend="reference"), draw(*shape))
+
+
+def test_swiglu_of_what_is_not_contiguous():
+    """Both the numbers and the gradient that arrives."""
+    run, reference = (lambda h, b=b: swiglu(h.transpose(0, 1), b).transpose(0, 1) for b in ("auto", "reference"))
+    same(run, reference, draw(40, 30, 10))
+
+
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 2**-19), (torch.bfloat16, 2**-8)])
+def test_swiglu_rounds_once(dtype, tolerance):
+    """Large numbers too, whose exponential no type holds; each number for itself."""
+    h = torch.cat([8 * draw(40, 100, grad=False), torch.linspace(-300, 300, 100).repeat(2, 1)]).to(dtype)
+    weighting = draw(42, 50, seed=1, grad=False).to(dtype)
+    outcomes = []
+    for numbers, backend in ((h, "auto"), (h.double(), "reference")):
+        numbers.requires_grad_()
+        y = swiglu(numbers, backend)
+        (grad,) = torch.autograd.grad(y, numbers, weighting.to(y.dtype))
+        outcomes.append((y.detach().double(), grad.double()))
+    for got, expected in zip(*outcomes, strict=True):
+        torch.testing.assert_close(got, expected, rtol=tolerance, atol=tolerance)
+
+
+def test_swiglu_keeps_what_is_not_a_number():
+    for dtype in (torch.float32, torch.bfloat16, torch.float64):
+        h = torch.full((2, 6), torch.nan, dtype=dtype, requires_grad=True)
+        y = swiglu(h)
+        y.sum().backward()
+        assert y.isnan().all()
+        assert h.grad.isnan().all()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_swiglu_on_several_threads(dtype, monkeypatch):
+    """Rows are for themselves, so that threads change no bit."""
+    outcomes = []
+    for threads in (1, 3):
+        monkeypatch.setattr("glissando.kernels.compiled._WORK_A_THREAD", 1)
+        monkeypatch.setattr(torch, "get_num_threads", lambda threads=threads: threads)
+        h = draw(5, 7, 40, grad=False).to(dtype).requires_grad_()
+        y = swiglu(h)
+        y.square().sum().backward()
+        outcomes.append((y.detach(), h.grad))
+    assert all(torch.equal(*pair) for pair in zip(*outcomes, strict=True))
 
 
 def test_swiglu_refuses_a_second_derivative():

@@ -239,6 +239,12 @@ def as_rows(tensor: Tensor, leading: int) -> Any:
     return array.reshape(*array.shape[:leading], math.prod(array.shape[leading:]))
 
 
+def in_batches(x: Tensor) -> Tensor:
+    """(..., D) as (B, T, D), rows of which threads take several B."""
+    batch = x.shape[0] if x.ndim > 2 else 1
+    return x.detach().reshape(batch, math.prod(x.shape[:-1]) // max(batch, 1), x.shape[-1])
+
+
 def over_rows(run: Any, like: Tensor, *arrays: Any, cost: int = 1) -> None:
     """run(*arrays, first, last) over the rows of the batch, on several threads where the work is large.
 

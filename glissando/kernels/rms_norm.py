@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any, Literal
 
 import torch
@@ -11,6 +10,7 @@ from torch.autograd.function import once_differentiable
 
 from glissando.kernels.compiled import (
     as_rows,
+    in_batches,
     over_rows,
     require_backend,
     require_shapes,
@@ -58,16 +58,10 @@ def _in_one_pass(x: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]
     """y, and 1 / sqrt(mean x^2 + eps) of each row."""
     from glissando.kernels.rms_norm_numba import forward
 
-    rows = _rows(x)
+    rows = in_batches(x)
     y, scale = torch.empty_like(x, memory_format=torch.contiguous_format), rows.new_empty(rows.shape[:2])
-    over_rows(forward, rows, as_rows(rows, 2), as_rows(weight, 0), eps, _rows(y).numpy(), scale.numpy())
+    over_rows(forward, rows, as_rows(rows, 2), as_rows(weight, 0), eps, in_batches(y).numpy(), scale.numpy())
     return y, scale
-
-
-def _rows(x: Tensor) -> Tensor:
-    """(..., D) as (B, T, D), rows of which threads take several B."""
-    batch = x.shape[0] if x.ndim > 2 else 1
-    return x.detach().reshape(batch, math.prod(x.shape[:-1]) // max(batch, 1), x.shape[-1])
 
 
 class _Kernel(torch.autograd.Function):
@@ -87,8 +81,8 @@ class _Kernel(torch.autograd.Function):
         from glissando.kernels.rms_norm_numba import backward
 
         x, scale, weight = ctx.saved_tensors
-        rows, grad_x = _rows(x), torch.empty_like(x, memory_format=torch.contiguous_format)
+        rows, grad_x = in_batches(x), torch.empty_like(x, memory_format=torch.contiguous_format)
         sums = torch.zeros(len(rows), weight.numel(), dtype=torch.float64)
-        arrays = as_rows(rows, 2), as_rows(weight, 0), scale.numpy(), as_rows(_rows(grad), 2)
-        over_rows(backward, rows, *arrays, _rows(grad_x).numpy(), sums.numpy())
+        arrays = as_rows(rows, 2), as_rows(weight, 0), scale.numpy(), as_rows(in_batches(grad), 2)
+        over_rows(backward, rows, *arrays, in_batches(grad_x).numpy(), sums.numpy())
         return grad_x, sums.sum(0).to(weight.dtype), None

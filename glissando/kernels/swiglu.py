@@ -9,14 +9,17 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from glissando.kernels.compiled import require_backend
+from glissando.kernels.compiled import as_rows, in_batches, over_rows, require_backend, use_numba
 from glissando.kernels.plain import resolved
+
+#: numbers from which a kernel pays without gradients
+_LARGE = 1 << 13
 
 
 def swiglu(h: Tensor, backend: Literal["auto", "reference"] = "auto") -> Tensor:
-    """h (..., 2 F) -> (..., F). `auto` keeps only h for the backward and writes its gradient in one piece; where
-    torch.compile looks on, which cannot write into a part of a tensor, it is the reference. Only `reference` has second
-    derivatives.
+    """h (..., 2 F) -> (..., F). `auto` keeps only h for the backward and writes its gradient in one piece, on a CPU by
+    a kernel of one pass, which computes bfloat16 in float32 and rounds once; where torch.compile looks on, which cannot
+    write into a part of a tensor, it is the reference. Only `reference` has second derivatives.
 
     Raises ValueError for an odd width, UnknownNameError for a backend that there is not.
     """
@@ -25,14 +28,30 @@ def swiglu(h: Tensor, backend: Literal["auto", "reference"] = "auto") -> Tensor:
     if h.shape[-1] % 2:
         raise ValueError(f"swiglu: h holds two halves and needs an even last dimension, got {tuple(h.shape)}")
     if backend == "auto" and not torch.is_grad_enabled():
-        return _forward(h)
+        return _forward(h, h.numel() >= _LARGE and _has_kernel(h))
     if backend == "reference" or torch.compiler.is_compiling():
         gate, up = h.chunk(2, -1)
         return F.silu(gate) * up
     return _SwiGLU.apply(h)
 
 
-def _forward(h: Tensor) -> Tensor:
+def _has_kernel(h: Tensor) -> bool:
+    return use_numba("swiglu", "auto", h) and h.dtype in (torch.float32, torch.float64, torch.bfloat16)
+
+
+def _numbers(x: Tensor) -> Any:
+    """An array (B, T, D), bfloat16 as its bits."""
+    rows = in_batches(x)
+    return as_rows(rows.view(torch.uint16) if x.dtype == torch.bfloat16 else rows, 2)
+
+
+def _forward(h: Tensor, by_kernel: bool) -> Tensor:
+    if by_kernel:
+        from glissando.kernels.swiglu_numba import forward
+
+        y = h.new_empty(*h.shape[:-1], h.shape[-1] // 2)
+        over_rows(forward, in_batches(h), _numbers(h), _numbers(y))
+        return y
     gate, up = h.chunk(2, -1)
     return F.silu(gate).mul_(up)
 
@@ -43,14 +62,20 @@ class _SwiGLU(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, h: Tensor) -> Tensor:
         ctx.save_for_backward(h)
-        return _forward(h)
+        ctx.by_kernel = _has_kernel(h)
+        return _forward(h, ctx.by_kernel)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> Tensor:
         (h,) = ctx.saved_tensors
-        gate, up = h.chunk(2, -1)
         grad_h = torch.empty_like(h, memory_format=torch.contiguous_format)
+        if ctx.by_kernel:
+            from glissando.kernels.swiglu_numba import backward
+
+            over_rows(backward, in_batches(h), _numbers(h), _numbers(grad), _numbers(grad_h))
+            return grad_h
+        gate, up = h.chunk(2, -1)
         grad_gate, grad_up = grad_h.chunk(2, -1)
         torch.mul(grad, F.silu(gate), out=grad_up)
         grad_gate.copy_(torch.ops.aten.silu_backward(grad, gate)).mul_(up)
