@@ -142,7 +142,8 @@ def draw_next(
         return
     filled[row] += 1
     if kept.size:
-        kept[row, n] = logits
+        for v in range(logits.shape[0]):
+            kept[row, n, v] = logits[v]
     uniform = uniforms[row, n] if uniforms.size else 0.0
     token = draw_row(logits, known, numbers[row], top_k[row], counts[row], biases[row], uniform, z, w, order)
     written[row, n] = token

@@ -24,7 +24,8 @@ def _forward_real(a, x, h0, h, first, last):
     by_row, by_step = a.shape[0] > 1, a.shape[1] > 1
     state = h0[0].copy()
     for b in range(first, last):
-        state[:] = h0[b]
+        for d in range(size):
+            state[d] = h0[b, d]
         for t in range(steps):
             factor = a[b if by_row else 0, t if by_step else 0]
             entry, out = x[b, t], h[b, t]
@@ -40,8 +41,8 @@ def forward_pairs(a, x, h0, h, first, last):
     by_row, by_step = a.shape[0] > 1, a.shape[1] > 1
     real, imag = h0[0, ::2].copy(), h0[0, 1::2].copy()
     for b in range(first, last):
-        real[:] = h0[b, ::2]
-        imag[:] = h0[b, 1::2]
+        for d in range(size):
+            real[d], imag[d] = h0[b, 2 * d], h0[b, 2 * d + 1]
         for t in range(steps):
             factor = a[b if by_row else 0, t if by_step else 0]
             entry, out = x[b, t], h[b, t]
@@ -82,8 +83,9 @@ def _backward_real(a, h, h0, grad, grad_a, grad_x, carry, first, last):
                     total[d] += s * past[d]
                     flow[d] = factor[d] * s
                 if t % _RUN == 0:
-                    grad_a[b, 0] += total
-                    total[:] = 0
+                    for d in range(total.shape[0]):
+                        grad_a[b, 0, d] += total[d]
+                        total[d] = 0
 
 
 @kernel
@@ -94,8 +96,8 @@ def _backward_pairs(a, h, h0, grad, grad_a, grad_x, carry, first, last):
     real, imag = carry[0, ::2].copy(), carry[0, 1::2].copy()
     total = carry[0].copy()
     for b in range(first, last):
-        real[:] = carry[b, ::2]
-        imag[:] = carry[b, 1::2]
+        for d in range(size):
+            real[d], imag[d] = carry[b, 2 * d], carry[b, 2 * d + 1]
         total[:] = 0
         for t in range(steps - 1, -1, -1):
             factor = a[b if by_row else 0, t if by_step else 0]
@@ -123,10 +125,11 @@ def _backward_pairs(a, h, h0, grad, grad_a, grad_x, carry, first, last):
                     real[d] = p * u + q * v
                     imag[d] = p * v - q * u
                 if t % _RUN == 0:
-                    grad_a[b, 0] += total
-                    total[:] = 0
-        carry[b, ::2] = real
-        carry[b, 1::2] = imag
+                    for d in range(total.shape[0]):
+                        grad_a[b, 0, d] += total[d]
+                        total[d] = 0
+        for d in range(size):
+            carry[b, 2 * d], carry[b, 2 * d + 1] = real[d], imag[d]
 
 
 class NumbaScan:

@@ -22,6 +22,13 @@ _ONE, _TWO = np.float32(1), np.float32(2)
 
 
 @kernel
+def _copy(source, target):
+    """Entry by entry: what Numba compiles for `target[:] = source` takes longer than the rest of the kernel."""
+    for i in range(source.shape[0]):
+        target[i] = source[i]
+
+
+@kernel
 def forward(q, k, v, a, e, b, s, o, kept, w, every, first, last):
     """s holds S_0 and leaves as S_T; where n > 0, kept (B, H, n, K, V) takes the state before every `every` tokens, and
     w what each token finds under its key."""
@@ -33,7 +40,8 @@ def forward(q, k, v, a, e, b, s, o, kept, w, every, first, last):
         state = s[i, h]
         for t in range(q.shape[1]):
             if keeps and t % every == 0:
-                kept[i, h, t // every] = state
+                for c in range(size):
+                    _copy(state[c], kept[i, h, t // every, c])
             key, query, factor, value, out = k[i, t, h], q[i, t, h], a[i, t, h, 0], v[i, t, h], o[i, t, h]
             for j in range(width):
                 u[j] = 0
@@ -43,7 +51,7 @@ def forward(q, k, v, a, e, b, s, o, kept, w, every, first, last):
                     line[j] *= factor
                     u[j] += entry * line[j]
             if keeps:
-                w[i, t, h] = u
+                _copy(u, w[i, t, h])
             erase, write = e[i, t, h], b[i, t, h]
             for j in range(width):
                 u[j] = write * value[j] - erase * u[j]
@@ -113,7 +121,9 @@ def backward(  # noqa: C901 - one token's whole step back: calls within it would
     dq, dk, by_p, later_k = np.empty(size, kind), np.empty(size, kind), np.empty(size, kind), np.empty(size, kind)
     for row in range(first, last):
         i, h = row // heads, row % heads
-        d[:width] = grad_s[i, h].T
+        for c in range(size):
+            for j in range(width):
+                d[j, c] = grad_s[i, h, c, j]
         later_a, later_k[:], dw[:] = kind.type(1), 0, 0
         for part in range(kept.shape[2] - 1, -1, -1):
             start, end = part * every, min(steps, (part + 1) * every)

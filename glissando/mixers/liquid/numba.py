@@ -78,8 +78,8 @@ def forward(b, z, x0, time, tables, vectors, unit, coupled, x, first, last):
     u, v = state[0], state[1]
     one, two, zero = z.dtype.type(1), z.dtype.type(2), z.dtype.type(0)
     for row in range(first, last):
-        u[:] = x0[row, ::2]
-        v[:] = x0[row, 1::2]
+        for n in range(size):
+            u[n], v[n] = x0[row, 2 * n], x0[row, 2 * n + 1]
         for t in range(steps):
             i, j = row if by_row else 0, t if by_step else 0
             dt, sines, versines = time[i, j], tables[0, i, j], tables[1, i, j]
@@ -196,4 +196,5 @@ def backward(x, b, z, x0, time, tables, vectors, unit, coupled, grad, grad_b, gr
                 for n in range(8 * size):
                     sums[row, n] += run[n]
                     run[n] = 0
-        flow[row] = carry
+        for n in range(2 * size):
+            flow[row, n] = carry[n]
