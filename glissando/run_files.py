@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import os
 from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
@@ -132,23 +131,9 @@ def _fingerprint(path: Path) -> dict[str, Any]:
     return {os.path.relpath(each, above): record(each) for each in files}
 
 
-def _digest_of_ends(path: Path, size: int = 1 << 24) -> str:
-    with path.open("rb") as file:
-        digest = hashlib.sha256(file.read(size))
-        file.seek(-size, os.SEEK_END)
-        digest.update(file.read(size))
-    return digest.hexdigest()
-
-
 def _difference(path: Path, known: Mapping[str, Any]) -> str | None:
     """How the text at `path` differs from `known`, in words."""
     now = _fingerprint(path)
-    if any("sha256_of_ends" in each for each in known.values()):  # so earlier runs know files of more than 1 GiB
-        files = named_files(path)
-        for name, file in zip(now, files, strict=True):
-            before = known.get(name, {})
-            if "sha256_of_ends" in before and before.get("size") == now[name]["size"]:  # another size differs anyway
-                now[name] = {"sha256_of_ends": _digest_of_ends(file), "size": now[name]["size"]}
     names = [name for name in sorted({*now, *known}) if now.get(name) != known.get(name)]
     if not names:
         return None
@@ -159,5 +144,4 @@ def _difference(path: Path, known: Mapping[str, Any]) -> str | None:
 def _shown(fingerprint: Mapping[str, Any] | None) -> str:
     if fingerprint is None:
         return "nothing"
-    digest = fingerprint.get("sha256") or fingerprint.get("sha256_of_ends")
-    return f"{fingerprint.get('size'):,} bytes with SHA-256 {str(digest)[:12]}..."
+    return f"{fingerprint.get('size'):,} bytes with SHA-256 {str(fingerprint.get('sha256'))[:12]}..."

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 
@@ -90,19 +89,6 @@ def test_a_run_on_a_pattern_knows_every_file(kind, tmp_path):
     with pytest.raises(DataError, match=r"no file .*--resume .*run --data\.path FILE"):
         resume(run)
     resume(run, texts={"data.path": str(tmp_path / "moved" / f"*.{suffix}")})
-
-
-def test_a_large_text_that_a_run_knows_by_its_ends_is_known_again(tmp_path):
-    """As runs recorded those of more than 1 GiB: by the digest of the first and the last 16 MiB."""
-    path, end = tmp_path / "large.txt", 1 << 24
-    path.write_bytes(b"a" * end + b"middle" + b"b" * end)
-    digest = hashlib.sha256(b"a" * end + b"b" * end).hexdigest()
-    known = {".": {"sha256_of_ends": digest, "size": 2 * end + 6}}
-    assert files._difference(path, known) is None
-    path.write_bytes(b"a" * end + b"middle" + b"b" * (end - 1) + b"c")
-    assert f"that had 33,554,438 bytes with SHA-256 {digest[:12]}" in files._difference(path, known)
-    path.write_bytes(b"shorter than an end")
-    assert f"that had 33,554,438 bytes with SHA-256 {digest[:12]}" in files._difference(path, known)
 
 
 def test_two_processes_do_not_train_in_one_directory(tmp_path):
