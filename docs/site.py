@@ -193,7 +193,7 @@ def names() -> str:
         offered = (f"{module}.{name}" for name in import_module(module).__all__)
         text += [_documented(name) for name in offered if _home(name) not in homes]
     text += [_extension(name, about) for name, about in EXTENSIONS.items()]
-    text += [_documented(f"glissando.testing.{name}") for name in ("check_mixer", "check_depth")]
+    text += [_documented(f"glissando.testing.{name}") for name in ("check_mixer", "check_depth", "check_corpus")]
     return "\n\n".join(text) + "\n"
 
 

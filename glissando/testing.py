@@ -1,4 +1,4 @@
-"""The laws of the contract, for anybody's mixer or depth.
+"""The laws of the contract, for anybody's mixer or depth, and those of a corpus (`check_corpus`).
 
     glissando.testing.check_mixer(Average, AverageConfig(decay=0.8))
 
@@ -17,14 +17,15 @@ runs every law on the class in float64 and raises LawError, an AssertionError, t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from itertools import pairwise
+from collections.abc import Callable, Iterator, Sequence
+from itertools import islice, pairwise
 from typing import Any, get_args
 
 import torch
 from torch import Tensor, nn
 
 from glissando.config import to_dict
+from glissando.data.base import IGNORED, WHOLE, Batch, Corpus, Shard
 from glissando.depth import DEPTHS, Depth
 from glissando.errors import ConfigError
 from glissando.mixers import Context, Mixer, Signal
@@ -36,7 +37,7 @@ TOLERANCE = 1e-9
 
 
 class LawError(AssertionError):
-    """A law of the contract that a mixer or a depth does not obey."""
+    """A law of the contract that a mixer, a depth or a corpus does not obey."""
 
 
 def check_mixer(mixer: type[Mixer] | Mixer, config: Any = None, *, hidden_size: int = 16, seed: int = 0) -> None:
@@ -94,6 +95,72 @@ def check_depth(depth: type[Depth], config: Any = None, *, hidden_size: int = 16
     again.double().load_state_dict(model.state_dict())
     ids = torch.randint(0, 11, (2, 7))
     _require_close(again.eval()(ids)[0], model(ids)[0], "parameters", "state_dict restores the function")
+
+
+def check_corpus(corpus: Corpus) -> None:
+    """Test the laws of a corpus, by which a training resumes exactly and several processes train as one:
+
+        shapes    ids and targets (B, T) int64; a mask is bool of that shape
+        order     `batches("train", start=k)` yields what `batches("train")` yields after k batches
+        shards    the rows of 2 and of 4 processes make up the batch; n_bytes add up
+        held out  every process gets as many batches, and together they score each target of `valid` once
+
+    Args:
+        corpus: Its batch_size is a multiple of 4.
+
+    Raises:
+        LawError: The corpus does not obey a law; the message names the first one.
+    """
+    whole, held_out = _train(corpus, 9), list(corpus.batches("valid"))
+    _require(bool(held_out), "held out", "`valid` has no batch")
+    for batch in (*whole, *held_out):
+        shape, targets = tuple(batch.ids.shape), tuple(batch.targets.shape)
+        fits = len(shape) == 2 and shape == targets and {batch.ids.dtype, batch.targets.dtype} == {torch.int64}
+        _require(fits, "shapes", f"ids {shape} {batch.ids.dtype}, targets {targets} {batch.targets.dtype}")
+        fits = batch.mask is None or (batch.mask.shape == shape and batch.mask.dtype == torch.bool)
+        _require(fits, "shapes", "the mask is not bool (B, T)")
+    for start in (1, 3, 7):
+        for got, expected in zip(_train(corpus, 2, start), whole[start:], strict=False):
+            _require_rows([got], expected, "order", f"batches('train', start={start})")
+    for world in (2, 4):
+        shards = [Shard(rank, world) for rank in range(world)]
+        steps = zip(*(_train(corpus, 4, 0, each) for each in shards), strict=True)
+        for step, expected in zip(steps, whole, strict=False):
+            _require_rows(step, expected, "shards", f"{world} processes")
+        valid = [list(corpus.batches("valid", shard=each)) for each in shards]
+        _require({*map(len, valid)} == {len(held_out)}, "held out", f"{world} processes get unequal numbers of batches")
+        parts = [batch for part in valid for batch in part]
+        same = torch.equal(_scored(parts), _scored(held_out))
+        same &= sum(batch.n_bytes for batch in parts) == sum(batch.n_bytes for batch in held_out)
+        _require(same, "held out", f"{world} processes score other targets than one")
+    for got, expected in zip(corpus.batches("valid", start=1), held_out[1:], strict=True):
+        _require_rows([got], expected, "order", "batches('valid', start=1)")
+
+
+def _train(corpus: Corpus, count: int, start: int = 0, shard: Shard = WHOLE) -> list[Batch]:
+    return list(islice(corpus.batches("train", start=start, shard=shard), count))
+
+
+def _require_rows(parts: Sequence[Batch], whole: Batch, law: str, how: str) -> None:
+    """The rows of the parts, in turn, are those of the whole; a part without padding may leave out its mask."""
+    _require(sum(part.n_bytes for part in parts) == whole.n_bytes, law, f"{how}: n_bytes differ")
+    for name in ("ids", "targets", "mask", "control"):
+        for rank, part in enumerate(parts):
+            got, rows = getattr(part, name), getattr(whole, name)
+            rows = None if rows is None else rows[rank :: len(parts)]
+            if name == "mask" and got is None:
+                same = rows is None or bool(rows.all())
+            else:
+                same = got is rows is None or (got is not None and rows is not None and torch.equal(got, rows))
+            _require(same, law, f"{how}: {name} differ")
+
+
+def _scored(batches: Sequence[Batch]) -> Tensor:
+    """All scored targets with what was read just before each, in an order that forgets the batches."""
+    chosen = [batch.targets != IGNORED for batch in batches]
+    pairs = [torch.stack([b.ids[at], b.targets[at]]).T for b, at in zip(batches, chosen, strict=True)]
+    both = torch.cat(pairs)
+    return (both[:, 0] * (1 << 32) + both[:, 1]).sort().values
 
 
 Forward = Callable[[Tensor, State, Context], tuple[Tensor, State]]
