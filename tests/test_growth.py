@@ -11,7 +11,7 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from subjects import CASES, DISTINCT, build, random_ids
+from subjects import CASES, DISTINCT, SHARED, build, random_ids
 from torch import Tensor
 
 from glissando.config import to_dict
@@ -112,10 +112,11 @@ def assert_same(model: LanguageModel, grown: LanguageModel, length: int = 20, se
 
 def ways() -> Iterator[Any]:
     """(case, dtype, whether each axis is tried by itself): of variants `make test` tries one axis and all together."""
+    tried = [case for case in CASES if not case.startswith("preset:") and case not in SHARED]
     for case in CASES:
         first = case.endswith("-default") or case in ("depth:discrete", "depth:tied", "depth:flow")
         for dtype, each in ((torch.float64, True), (torch.float64, False), (torch.float32, False)):
-            fast = not case.startswith("preset:") and dtype == torch.float64 and each == first
+            fast = dtype == torch.float64 and each == first and (first or case in tried)
             name = f"{case}-{'each axis' if each else str(dtype).removeprefix('torch.')}"
             yield pytest.param(case, dtype, each, marks=() if fast else pytest.mark.slow, id=name)
 
