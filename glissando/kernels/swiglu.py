@@ -32,7 +32,7 @@ def swiglu(h: Tensor, backend: Literal["auto", "reference"] = "auto") -> Tensor:
     if backend == "reference" or torch.compiler.is_compiling():
         gate, up = h.chunk(2, -1)
         return F.silu(gate) * up
-    return _SwiGLU.apply(h)
+    return _SwiGLU.apply(h, _has_kernel(h))
 
 
 def _has_kernel(h: Tensor) -> bool:
@@ -59,24 +59,25 @@ def _forward(h: Tensor, by_kernel: bool) -> Tensor:
 class _SwiGLU(torch.autograd.Function):
     """With s = sigmoid(a):  da = g b (s + silu(a) (1 - s)),  db = g silu(a)."""
 
+    forward = staticmethod(_forward)
+
     @staticmethod
-    def forward(ctx: Any, h: Tensor) -> Tensor:
-        ctx.save_for_backward(h)
-        ctx.by_kernel = _has_kernel(h)
-        return _forward(h, ctx.by_kernel)
+    def setup_context(ctx: Any, inputs: tuple[Tensor, bool], output: Tensor) -> None:
+        ctx.save_for_backward(inputs[0])
+        ctx.by_kernel = inputs[1]
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> Tensor:
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
         (h,) = ctx.saved_tensors
         grad_h = torch.empty_like(h, memory_format=torch.contiguous_format)
         if ctx.by_kernel:
             from glissando.kernels.swiglu_numba import backward
 
             over_rows(backward, in_batches(h), _numbers(h), _numbers(grad), _numbers(grad_h))
-            return grad_h
+            return grad_h, None
         gate, up = h.chunk(2, -1)
         grad_gate, grad_up = grad_h.chunk(2, -1)
         torch.mul(grad, F.silu(gate), out=grad_up)
         grad_gate.copy_(torch.ops.aten.silu_backward(grad, gate)).mul_(up)
-        return grad_h
+        return grad_h, None
