@@ -17,6 +17,7 @@ from glissando.kernels.rms_norm import rms_norm
 from glissando.kernels.rope import rotate, rotation, rotation_from_zero
 from glissando.kernels.short_conv import next_past, short_conv
 from glissando.kernels.swiglu import swiglu
+from glissando.mixers.attention import tiles
 from glissando.mixers.attention.attend import attention, within
 from glissando.model import LanguageModel
 
@@ -428,6 +429,63 @@ def test_an_odd_width_has_no_halves():
     for backend in ("auto", "reference"):
         with pytest.raises(ValueError, match=r"even last dimension, got \(2, 7\)"):
             swiglu(torch.randn(2, 7), backend)
+
+
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-5), (torch.bfloat16, 2**-6)])
+@pytest.mark.parametrize(("length", "size"), [(1, 32), (64, 32), (150, 96)])
+def test_gradients_of_attention_by_tiles(length, size, dtype, tolerance):
+    """Heads that lie between others, large logits among them; a tile, a part of one, more than two."""
+    projected = draw(2, length, 9, size, grad=False).to(dtype)
+    q, k, v = (x.transpose(1, 2).detach() for x in (2 * projected).split(3, 2))
+    if not tiles.takes(q, k, v):
+        pytest.skip("the processor has no AVX-512")
+    weighting, outcomes = draw(2, length, 3, size, seed=1, grad=False).to(dtype).transpose(1, 2), []
+    for run, kind in ((tiles.causal, dtype), (_plain_attention, torch.float64)):
+        inputs = [x.to(kind).requires_grad_() for x in (q, k, v)]
+        y = run(*inputs, 0.3)
+        outcomes.append([x.double() for x in (y.detach(), *torch.autograd.grad(y, inputs, weighting.to(kind)))])
+    for got, expected in zip(*outcomes, strict=True):
+        assert_close(got, expected, tolerance=tolerance)
+
+
+def _plain_attention(q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
+    return attention(q, k, v, scale=scale, backend="reference")
+
+
+def test_gradients_of_attention_by_tiles_on_several_threads(monkeypatch):
+    """Heads are for themselves, so that threads change no bit."""
+    outcomes = []
+    inputs = [draw(2, 3, 70, 32, seed=n, grad=False).float().requires_grad_() for n in range(3)]
+    if not tiles.takes(*inputs):
+        pytest.skip("the processor has no AVX-512")
+    monkeypatch.setattr("glissando.kernels.compiled._WORK_A_THREAD", 1)
+    for threads in (1, 4):
+        monkeypatch.setattr(torch, "get_num_threads", lambda threads=threads: threads)
+        outcomes.append(torch.autograd.grad(tiles.causal(*inputs, 0.3).square().sum(), inputs))
+    assert all(torch.equal(*pair) for pair in zip(*outcomes, strict=True))
+
+
+def test_attention_takes_tiles_where_they_pay():
+    """Gradients of long rows, one width, no autocast to another type; and attention's gradients are those of tiles."""
+    x = torch.zeros(1, 2, 300, 32, requires_grad=True)
+    wide = tiles.takes(x, x, x)
+    assert tiles.fit(x, x, x) == wide
+    assert not tiles.fit(x[:, :, :100], x[:, :, :100], x[:, :, :100])
+    assert not tiles.fit(x[..., :31], x[..., :31], x[..., :31])
+    assert not tiles.fit(x, x[..., :16], x)
+    assert not tiles.fit(x.double(), x.double(), x.double())
+    with torch.no_grad():
+        assert not tiles.fit(x, x, x)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert not tiles.fit(x, x, x)
+        assert tiles.fit(x.bfloat16(), x.bfloat16(), x.bfloat16()) == wide
+    q, k, v = (draw(1, 2, 300, 32, seed=n).float().detach().requires_grad_() for n in range(3))
+    gradients = [
+        torch.autograd.grad(run().sum(), [q, k, v])
+        for run in (lambda: attention(q, k, v), lambda: attention(q, k, v, backend="reference"))
+    ]
+    for got, expected in zip(*gradients, strict=True):
+        assert_close(got, expected, tolerance=1e-5)
 
 
 def test_a_backend_that_there_is_not():

@@ -25,7 +25,8 @@ LANES, GROUP = 16, 64
 PARTS = 8
 
 
-def _is_wide() -> bool:
+def is_wide() -> bool:
+    """Whether the processor has AVX-512."""
     try:
         return bool(binding.get_host_cpu_features().get("avx512f"))
     except RuntimeError:  # LLVM cannot ask every processor
@@ -34,7 +35,7 @@ def _is_wide() -> bool:
 
 #: rows whose sums are computed at once, and vectors of 16 outputs of each; a processor without AVX-512 has half the
 #: registers, of half the size
-_ROWS, _VECTORS = (4, 4) if _is_wide() else (4, 1)
+_ROWS, _VECTORS = (4, 4) if is_wide() else (4, 1)
 #: numbers that the sums of such a block take
 SUMS = LANES * max(GROUP // LANES, _ROWS * _VECTORS)
 
@@ -79,6 +80,28 @@ def to_bfloat16(x: Any) -> Any:
     return np.uint16((bits + np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1))) >> np.uint32(16))
 
 
+def as_computed(number: Any) -> Any:
+    """A stored number in the type that it is computed in: float32 for the bits of bfloat16."""
+    return from_bfloat16(number) if number.dtype == np.uint16 else number
+
+
+@overload(as_computed)
+def _as_computed(number):
+    return (lambda number: from_bfloat16(number)) if number == types.uint16 else lambda number: number
+
+
+def as_stored(number: Any, like: Any) -> Any:
+    """A computed number in the type of `like`, a stored one."""
+    return to_bfloat16(number) if like.dtype == np.uint16 else number
+
+
+@overload(as_stored)
+def _as_stored(number, like):
+    if like == types.uint16:
+        return lambda number, like: to_bfloat16(number)
+    return lambda number, like: number
+
+
 def _widened(builder: Any, numbers: Any, kind: types.Type) -> Any:
     """16 numbers of a stored kind as float32: float32, bfloat16 as uint16, int8."""
     if kind == types.float32:
@@ -90,7 +113,7 @@ def _widened(builder: Any, numbers: Any, kind: types.Type) -> Any:
 
 
 def _sums_code(shape: tuple[int, int, int], context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-    """LLVM's instructions for `sums` of `_block`: a product and a sum of all outputs of an input at a time."""
+    """LLVM's instructions for `sums` of `sums_of_block`: a product and a sum of all outputs of an input at a time."""
     rows, vectors, parts = shape
     weights, at, width, n_in, regs, src, row, last, out = arguments
     kind, of_regs, of_out = (signature.args[i] for i in (0, 4, 8))
@@ -135,7 +158,7 @@ def _sums_code(shape: tuple[int, int, int], context: Any, builder: Any, signatur
     return context.get_dummy_value()
 
 
-def _block(rows: int, vectors: int, parts: int = 1) -> Any:
+def sums_of_block(rows: int, vectors: int, parts: int = 1) -> Any:
     """The function that computes the sums of so many rows and vectors of 16 outputs, in so many parts, which divide the
     number of inputs: sums of every second one, say, that are added at the end, as each waits for the one before."""
 
@@ -163,9 +186,9 @@ def _block(rows: int, vectors: int, parts: int = 1) -> Any:
     return sums
 
 
-sums_of_one, sums_of_four = _block(1, 1), _block(1, GROUP // LANES)
-parts_of_one, parts_of_two, parts_of_four = (_block(1, vectors, PARTS // vectors) for vectors in (1, 2, 4))
-_sums_of_rows, _rest_of_rows = _block(_ROWS, _VECTORS), _block(_ROWS, 1)
+sums_of_one, sums_of_four = sums_of_block(1, 1), sums_of_block(1, GROUP // LANES)
+parts_of_one, parts_of_two, parts_of_four = (sums_of_block(1, vectors, PARTS // vectors) for vectors in (1, 2, 4))
+_sums_of_rows, _rest_of_rows = sums_of_block(_ROWS, _VECTORS), sums_of_block(_ROWS, 1)
 
 
 @kernel

@@ -13,31 +13,7 @@ from numba.extending import overload
 
 from glissando.kernels.compiled import kernel
 from glissando.kernels.exponentials import exp64, sigmoid
-from glissando.kernels.products import from_bfloat16, to_bfloat16
-
-
-def _read(number: Any) -> Any:
-    """A stored number in the type that it is computed in."""
-    return from_bfloat16(number) if number.dtype == np.uint16 else number
-
-
-@overload(_read)
-def _read_of_type(number):
-    if number == types.uint16:
-        return lambda number: from_bfloat16(number)
-    return lambda number: number
-
-
-def _stored(number: Any, like: Any) -> Any:
-    """A computed number in the type of `like`."""
-    return to_bfloat16(number) if like.dtype == np.uint16 else number
-
-
-@overload(_stored)
-def _stored_of_type(number, like):
-    if like == types.uint16:
-        return lambda number, like: to_bfloat16(number)
-    return lambda number, like: number
+from glissando.kernels.products import as_computed, as_stored
 
 
 def _logistic(x: Any) -> Any:
@@ -65,8 +41,8 @@ def forward(h, y, first, last):
         for t in range(y.shape[1]):
             gate, up, result = h[b, t, :size], h[b, t, size:], y[b, t]
             for i in range(size):
-                a = _read(gate[i])
-                result[i] = _stored(a * _logistic(a) * _read(up[i]), gate[i])
+                a = as_computed(gate[i])
+                result[i] = as_stored(a * _logistic(a) * as_computed(up[i]), gate[i])
 
 
 @kernel
@@ -78,8 +54,8 @@ def backward(h, g, grad_h, first, last):
             gate, up, arrived = h[b, t, :size], h[b, t, size:], g[b, t]
             grad_gate, grad_up = grad_h[b, t, :size], grad_h[b, t, size:]
             for i in range(size):
-                a, flow = _read(gate[i]), _read(arrived[i])
+                a, flow = as_computed(gate[i]), as_computed(arrived[i])
                 s = _logistic(a)
                 silu = a * s
-                grad_up[i] = _stored(flow * silu, gate[i])
-                grad_gate[i] = _stored(flow * _read(up[i]) * (s + silu * (1 - s)), gate[i])
+                grad_up[i] = as_stored(flow * silu, gate[i])
+                grad_gate[i] = as_stored(flow * as_computed(up[i]) * (s + silu * (1 - s)), gate[i])

@@ -21,6 +21,7 @@ from torch import Tensor
 from glissando.errors import unknown_name
 from glissando.kernels.compiled import require_backend
 from glissando.kernels.plain import resolved
+from glissando.mixers.attention import tiles
 from glissando.precision import autocast_type, without_autocast
 
 
@@ -44,7 +45,8 @@ def attention(
     scale     1 / sqrt(K) by default.
     dropout   probability of dropping a weight.
 
-    `auto` is PyTorch's fused scaled_dot_product_attention; `reference` forms the T x L matrix.
+    `auto` is PyTorch's fused scaled_dot_product_attention, with gradients of our own where they are faster (`tiles`);
+    `reference` forms the T x L matrix.
     Raises ValueError if "causal" is given with L != T, a window is below 1 or given without "causal", or heads
     cannot share those of keys evenly; UnknownNameError for a backend, or a name of `visible`, that there is not.
     """
@@ -161,6 +163,8 @@ def _fused(
         return visible.attend(q, k, v, scale, dropout)[..., :size]
     if isinstance(visible, Tensor):
         y = F.scaled_dot_product_attention(q, k, v, attn_mask=visible, dropout_p=dropout, scale=scale)
+    elif visible == "causal" and not dropout and tiles.fit(q, k, v):
+        y = tiles.causal(q, k, v, scale)
     else:
         y = F.scaled_dot_product_attention(q, k, v, dropout_p=dropout, is_causal=visible == "causal", scale=scale)
     return y[..., :size]
