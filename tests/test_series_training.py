@@ -582,7 +582,7 @@ def test_the_documented_example(tmp_path, monkeypatch, capsys):
     short = Path("oscillators.csv").read_text().splitlines()
     Path("short.csv").write_text("\n".join(short[: 1 + 4 * 700]) + "\n")
     common = ["--data.path", "short.csv", "--data.time", "t", "--data.group", "series"]
-    assert main(["series", "train", *common, "--training.steps", "20", "--out", "run"]) == 0
+    assert main(["series", "train", *common, "--training.steps", "4", "--out", "run"]) == 0
     printed = capsys.readouterr().err
     assert "forecast of a, b from a, b; 33 windows of at most 64 steps to train, 11 held out" in printed
     assert "try: glissando series evaluate run" in printed
