@@ -87,8 +87,8 @@ def test_base_rates_are_those_of_the_dynamics():
 
 def test_benchmarks_are_chosen_by_name_or_beginning():
     assert select([]) == list(ROWS)
-    chosen = select(["training", "spectral"])
-    assert chosen[0] == "training"
+    chosen = select(["hf-training-512-bf16", "spectral"])
+    assert chosen[0] == "hf-training-512-bf16"
     assert "spectral-training" in chosen
     with pytest.raises(ValueError, match="spectral-decoding"):
         select(["spectral-decodin"])
