@@ -59,8 +59,8 @@ class _Causal(torch.autograd.Function):
         rows = log_sums.float().reshape(batch * heads, length).contiguous()
         # As the layer's projections lie: (B, T, H, K).
         grads = [inputs[0].new_empty(batch, length, heads, size).transpose(1, 2) for _ in range(3)]
-        given, written = [_numbers(x) for x in (*inputs, grad)], [_numbers(x) for x in grads]
-        over_rows(backward, rows, *given, rows.numpy(), ctx.scale, *written, cost=length)
+        arrays, written = [_numbers(x) for x in (*inputs, grad)], [_numbers(x) for x in grads]
+        over_rows(backward, rows, *arrays, rows.numpy(), ctx.scale, *written, cost=length)
         return *grads, None
 
 
