@@ -254,6 +254,7 @@ def stream(
     presence_penalty: float = 0.0,
     repetition_penalty: float = 1.0,
     logit_bias: Mapping[int, float] | None = None,
+    allowed: Sequence[int] | None = None,
     stop: str | Sequence[str] = (),
     control: Control | Callable[[], Control] | None = None,
     when_full: Callable[[], None] | None = None,
@@ -279,6 +280,7 @@ def stream(
         presence_penalty: Subtracted from the logit of every token that was generated, once.
         repetition_penalty: Divides positive logits of tokens that were generated, and multiplies negative ones.
         logit_bias: Added to the logits of tokens, by id: {7: -math.inf} never generates token 7.
+        allowed: Ids of the only tokens that are generated.
         stop: A text, or several, before which the text ends.
         control: Values of dials by name, {"mood": 0.7} (others are 0), or all values in the model's order. A function
             is called before each token, so a dial can be turned while text streams.
@@ -299,7 +301,7 @@ def stream(
     """
     sampling = Sampling(
         temperature, top_k, top_p, seed, frequency_penalty, presence_penalty, tuple((logit_bias or {}).items()),
-        min_p, repetition_penalty,
+        min_p, repetition_penalty, None if allowed is None else tuple(allowed),
     )  # fmt: skip
     if (resumable or state is not None) and sampling.counts_tokens:
         raise ConfigError(
@@ -325,6 +327,7 @@ def generate(
     presence_penalty: float = 0.0,
     repetition_penalty: float = 1.0,
     logit_bias: Mapping[int, float] | None = None,
+    allowed: Sequence[int] | None = None,
     stop: str | Sequence[str] = (),
     control: Control | None = None,
     when_full: Callable[[], None] | None = None,
@@ -345,7 +348,7 @@ def generate(
     several = _texts(prompts, "prompts")
     sampling = Sampling(
         temperature, top_k, top_p, seed, frequency_penalty, presence_penalty, tuple((logit_bias or {}).items()),
-        min_p, repetition_penalty,
+        min_p, repetition_penalty, None if allowed is None else tuple(allowed),
     )  # fmt: skip
     if lookup and len(several) > 1:
         return [

@@ -50,6 +50,7 @@ class Sampling:
     min_p        then, only tokens at least this many times as likely as the likeliest
     seed         row r draws from a generator of its own, seeded with seed + r
     logit_bias   pairs of a token id and what is added to its logit; -inf never draws it
+    allowed      ids; no others are drawn
     """
 
     temperature: float = 0.8
@@ -61,6 +62,7 @@ class Sampling:
     logit_bias: tuple[tuple[int, float], ...] = ()
     min_p: float = 0.0
     repetition_penalty: float = 1.0
+    allowed: tuple[int, ...] | None = None
 
     def __post_init__(self) -> None:
         if not 0 <= self.temperature <= _WARMEST:  # nor NaN
@@ -81,12 +83,16 @@ class Sampling:
             raise ConfigError(
                 f"repetition_penalty must be from {1 / _MOST} to {_MOST}, such as 1.1, got {self.repetition_penalty}"
             )
-        _require_biases(self.logit_bias)
+        _require_tokens(self.logit_bias, self.allowed or ())
 
     @property
     def counts_tokens(self) -> bool:
         """Whether a draw depends on the tokens generated before it."""
         return bool(self.frequency_penalty or self.presence_penalty or self.repetition_penalty != 1)
+
+    @property
+    def has_biases(self) -> bool:
+        return bool(self.logit_bias or self.allowed is not None)
 
     @property
     def is_random(self) -> bool:
@@ -98,10 +104,12 @@ class Sampling:
 
         Raises ConfigError for a token that there is not, or where none is left.
         """
-        biases = np.zeros(size)
+        biases = np.full(size, 0.0 if self.allowed is None else -math.inf)
+        for name, tokens in (("allowed", self.allowed or ()), ("logit_bias", [token for token, _ in self.logit_bias])):
+            if outside := [token for token in tokens if not 0 <= token < size]:
+                raise ConfigError(f"{name} has the token {outside[0]}, outside the vocabulary of {size}")
+        biases[list(self.allowed or ())] = 0.0
         for token, bias in self.logit_bias:
-            if token >= size:
-                raise ConfigError(f"logit_bias has the token {token}, outside the vocabulary of {size}")
             biases[token] += bias
         if np.isneginf(biases).all():
             raise ConfigError("no token is left to draw: allow one whose logit_bias is not -inf")
@@ -114,7 +122,7 @@ class Sampling:
             repeated = (z / self.repetition_penalty).where(z > 0, z * self.repetition_penalty)
             z = repeated.where(counts > 0, z)
             z = z - (self.frequency_penalty * counts.double() + self.presence_penalty * (counts > 0).double())
-        return z + torch.from_numpy(self.bias(z.shape[-1])) if self.logit_bias else z
+        return z + torch.from_numpy(self.bias(z.shape[-1])) if self.has_biases else z
 
     def weights(self, logits: Tensor, counts: Tensor | None = None) -> Tensor:
         """w (..., V) float64, 0 where a token is not drawn, on the CPU; the reference of `draw_row`, to the last bit.
@@ -149,7 +157,7 @@ class Sampling:
         return torch.searchsorted(cumulative, uniforms.unsqueeze(-1) * cumulative[:, -1:], right=True).squeeze(-1)
 
 
-def _require_biases(logit_bias: tuple[tuple[int, float], ...]) -> None:
+def _require_tokens(logit_bias: tuple[tuple[int, float], ...], allowed: tuple[int, ...]) -> None:
     """Raise ConfigError for what is no token id, and for biases that are no such numbers."""
     for token, bias in logit_bias:
         is_bias = isinstance(bias, Real) and (abs(bias) <= _MOST or bias == -math.inf)
@@ -158,6 +166,9 @@ def _require_biases(logit_bias: tuple[tuple[int, float], ...]) -> None:
                 f"logit_bias must be numbers from -{_MOST} to {_MOST}, or -inf, by token id, such as {{7: -100.0}}, "
                 f"got {token!r}: {bias!r}"
             )
+    for token in allowed:
+        if not isinstance(token, Integral) or isinstance(token, bool):
+            raise ConfigError(f"allowed must be token ids, which are whole numbers, such as (7, 9), got {token!r}")
 
 
 def _exp(x: Tensor) -> Tensor:
@@ -220,7 +231,7 @@ class Sampler:
         self._top_k = np.array([min(s.top_k or known, known) for s in every], np.int64)
         self._counts = np.zeros((len(rows), known if any(s.counts_tokens for s in every) else 0), np.int64)
         self._biases = np.zeros((len(rows), 0))
-        if any(s.logit_bias for s in every):
+        if any(s.has_biases for s in every):
             self._biases = np.stack([s.bias(known) for s in every])
         for row, counts in zip(self.rows, self._counts, strict=True):
             if row.sampling.counts_tokens:

@@ -394,7 +394,7 @@ def test_rows_that_share_pages_go_on_as_rows_with_pages_of_their_own(case, cache
 def test_a_text_that_ends_in_a_call_keeps_the_state_before_its_last_token():
     model = build("preset:composite-nano", torch.float32)
     decoder, rows = Decoder(model), Decoder(model).rows(model.init_state(2))
-    samplers = [RowSampler(Sampling(temperature=0, logit_bias=((token, 1e9),)), torch.Generator()) for token in (5, 9)]
+    samplers = [RowSampler(Sampling(temperature=0, allowed=(token,)), torch.Generator()) for token in (5, 9)]
     logits = np.zeros((2, 4, model.config.vocab_size), np.float32)
     written = decoder.write(np.array([1, 2]), rows, None, Sampler(samplers, 37), np.array([4, 3]), 5, logits)
     assert written.tolist() == [[5, ENDED, ENDED, ENDED], [9, 9, 9, ENDED]]

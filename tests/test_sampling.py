@@ -43,6 +43,7 @@ def test_both_forms_draw_the_same_token(data):
         logit_bias=tuple((token, -math.inf) for token in forbidden[: known - 1]) + ((0, 0.3),) * (known % 2),
         min_p=data.draw(st.sampled_from([0.0, 0.05, 0.5, 1.0])),
         repetition_penalty=data.draw(st.sampled_from([1.0, 1.3, 0.5])),
+        allowed=data.draw(st.sampled_from([None, tuple(range(known))])),
     )
     compiled, tensors = sampler(sampling, 3, known), sampler(sampling, 3, known)
     for _ in range(6):
@@ -78,9 +79,7 @@ def test_the_definition_by_hand():
     weights = Sampling(1.0).weights(z)[0]
     assert torch.allclose(weights, torch.tensor([e, 1.0, e * e], dtype=torch.float64), rtol=1e-15, atol=0)
     assert (Sampling(1.0, min_p=0.3).weights(z) > 0).tolist() == [[True, True, False]]
-    shifted = Sampling(repetition_penalty=2.0, logit_bias=((2, -math.inf),)).shifted(
-        torch.tensor([1.0, -1.0, 3.0]), torch.ones(3)
-    )
+    shifted = Sampling(repetition_penalty=2.0, allowed=(0, 1)).shifted(torch.tensor([1.0, -1.0, 3.0]), torch.ones(3))
     assert shifted.tolist() == [0.5, -2.0, -math.inf]
 
 
@@ -140,8 +139,7 @@ def test_a_row_without_numbers_is_reported_alone(dtype, value):
 )
 def test_the_largest_values_do_not_overflow(options, dtype):
     """Where a logit overflowed, the last token was drawn, or one behind it, whatever was allowed."""
-    forbidden = ((0, -math.inf), (3, -math.inf))
-    draws = sampler(Sampling(**options | {"logit_bias": (*options.get("logit_bias", ()), *forbidden)}), 3, 4)
+    draws = sampler(Sampling(**options, allowed=(1, 2)), 3, 4)
     z = torch.tensor([[1.0, 3e38, -3e38, 0.5]] * 3, dtype=dtype)
     assert {token for _ in range(9) for [token] in draws.draw(z).tolist()} <= {1, 2}
 
@@ -152,11 +150,15 @@ def test_impossible_values_are_refused():
             Sampling(frequency_penalty=size)
     with pytest.raises(ConfigError, match=r"logit_bias must be numbers from .*, got 7: 2e\+100"):
         Sampling(logit_bias=((7, 2e100),))
+    for token in (1.0, "1", True):
+        with pytest.raises(ConfigError, match=f"allowed must be token ids, .*, got {token!r}"):
+            Sampling(allowed=(token,))
     with pytest.raises(ConfigError, match=r"min_p must be in \[0, 1\], got 1.5"):
         Sampling(min_p=1.5)
     with pytest.raises(ConfigError, match=r"repetition_penalty must be from 1e-100 to 1e\+100, such as 1.1, got 0.0"):
         Sampling(repetition_penalty=0.0)
-    with pytest.raises(ConfigError, match="no token is left to draw"):
-        sampler(Sampling(logit_bias=tuple((v, -math.inf) for v in range(4))), 1, 4)
-    with pytest.raises(ConfigError, match="logit_bias has the token 4, outside the vocabulary of 4"):
-        sampler(Sampling(logit_bias=((4, 1.0),)), 1, 4)
+    for nothing in ({"logit_bias": tuple((v, -math.inf) for v in range(4))}, {"allowed": ()}):
+        with pytest.raises(ConfigError, match="no token is left to draw"):
+            sampler(Sampling(**nothing), 1, 4)
+    with pytest.raises(ConfigError, match="allowed has the token 4, outside the vocabulary of 4"):
+        sampler(Sampling(allowed=(1, 4)), 1, 4)
