@@ -139,7 +139,21 @@ def test_the_server_answers_what_predict_does(run: EventRun, server: tuple[Event
     hazard = [row["hazard"][kind] for row in asked["ahead"] for kind in run.encoding.kinds]
     np.testing.assert_allclose(hazard, whole["hazard"], rtol=1e-9)
     assert asked["time"] == answer["time"]
-    assert (asked["begins"], asked["dropped"]) == (False, [])
+    assert (asked["begins"], asked["dropped"], asked["state"]) == (False, [], None)
+
+
+def test_a_client_may_keep_the_state(server: tuple[EventServer, str]) -> None:
+    state, kept = None, len(server[0].kept)
+    for time, events, facts in happened("2"):
+        body = {"time": time, "events": events, "facts": facts, "state": state, "return_state": True}
+        state = post(server[1], series="2", **body).json()["state"]
+        post(server[1], series="own", time=time, events=events, facts=facts)
+    mine = post(server[1], series="2", state=state, horizon="9d").json()
+    assert mine["ahead"] == post(server[1], series="own", horizon="9d").json()["ahead"]
+    assert mine["state"] == state
+    assert len(server[0].kept) == kept + 1
+    refused = post(server[1], series="3", state=state, horizon="9d")
+    assert "the state was changed, or is not of the series '3'" in refused.json()["error"]["message"]
 
 
 @pytest.mark.parametrize(

@@ -20,6 +20,8 @@ from serving import running
 from test_series_forecast import trained, visits
 
 from glissando.cli import main
+from glissando.errors import DataError
+from glissando.live import Seal
 from glissando.series.forecast import SeriesRun, predict, probabilities
 from glissando.series.stream import observe
 from glissando.serving.schema import ObserveBody
@@ -79,6 +81,32 @@ def test_forecasts_are_those_of_python(run: SeriesRun, server: tuple[SeriesServe
     last = pandas.Timestamp(rows[-1]["when"])
     assert answer["forecast"][3]["time"] == (last + pandas.Timedelta("6h")).isoformat() + "Z"
     assert answer["forecast"][3]["horizon"] == 21600.0
+
+
+def test_a_client_may_keep_the_state(run: SeriesRun, server: tuple[SeriesServer, str]) -> None:
+    made, url = server
+    rows = rows_of("p2")[:4]
+    kept = len(made.kept)
+    state = None
+    for row in rows:
+        answer = post(url, **body_of(row, return_state=True, state=state, **ASKED)).json()
+        state = answer["state"]
+    assert len(made.kept) == kept
+    assert answer["observations"] == 4
+    for row in rows:
+        other = post(url, **body_of(row, **ASKED)).json()
+    assert other["forecast"] == answer["forecast"]
+    assert other["state"] is None
+    later = rows_of("p2")[4]
+    for wrong in (state[:-8] + "AAAAAAA=", "nothing", "é"):
+        answer = post(url, **body_of(later, state=wrong))
+        assert answer.status_code == 400
+        assert "the state was changed" in answer.json()["error"]["message"]
+    assert post(url, **body_of({**later, "who": "p0"}, state=state)).status_code == 400
+    answer = post(url, **body_of(later, state=state)).json()
+    assert answer.get("observations") == 5, answer
+    with pytest.raises(DataError, match="of this model"):
+        Seal(SeriesRun(run.model, run.encoding, run.data.__class__(window=3))).unpack("p2", state)
 
 
 def test_states_stay_within_the_limit_and_the_answer_says_what_was_dropped(run: SeriesRun) -> None:

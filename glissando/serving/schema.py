@@ -192,7 +192,7 @@ MOST_TIMES = 1024
 Cell = int | float | str | bool | None
 
 
-class SeriesBody(_Strict):
+class StateBody(_Strict):
     """What requests to observe a series share.
 
     series        name of the series
@@ -200,6 +200,8 @@ class SeriesBody(_Strict):
     horizon       how far to predict: 24h, a number in the unit of the times, or several; with `every` each up to it
     begin         true: begin the series anew; false: an error where its state is not here; by default it goes on, or
                   begins
+    state         that of an earlier answer, which the client keeps
+    return_state  whether the answer has the state, and nothing is kept here
     """
 
     series: Annotated[str, Field(min_length=1, max_length=200)]
@@ -207,9 +209,11 @@ class SeriesBody(_Strict):
     horizon: Annotated[list[int | float | str], Field(max_length=MOST_TIMES)] | int | float | str | None = None
     every: int | float | str | None = None
     begin: bool | None = None
+    state: str | None = None
+    return_state: bool = False
 
 
-class ObserveBody(SeriesBody):
+class ObserveBody(StateBody):
     """POST /v1/observe of a series model.
 
     values        by column; a channel that is left out, or null, was not observed
@@ -224,7 +228,7 @@ class ObserveBody(SeriesBody):
     ] = Field(default_factory=dict)
 
 
-class EventsBody(SeriesBody):
+class EventsBody(StateBody):
     """POST /v1/observe of a model of events.
 
     time    of the events; none: nothing happened, and only a question is asked

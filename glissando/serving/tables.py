@@ -1,6 +1,6 @@
 """A model of tables over HTTP: an observation of a series comes, and what follows is answered.
 
-    POST /v1/observe   what happened to a series, whose state is kept here
+    POST /v1/observe   what happened to a series; its state is kept here, or by the client
     GET /v1/series     what the model reads: columns, units, categories
     GET /health        200 while it answers
 
@@ -24,11 +24,11 @@ from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse, Response
 
 from glissando.errors import GlissandoError, NotFiniteError
-from glissando.live import Live
+from glissando.live import Live, Seal
 from glissando.machine import readable
 from glissando.serving.http import application, configuration
 from glissando.serving.limits import Limits
-from glissando.serving.schema import BadRequestError, SeriesBody, read_body
+from glissando.serving.schema import BadRequestError, StateBody, read_body
 from glissando.serving.session import ModelFailedError, TooLargeError
 from glissando.state import leaves, state_bytes
 from glissando.tables import TableRun
@@ -52,7 +52,7 @@ class TableServer(ABC):
     """
 
     #: of a request to observe
-    _body: type[SeriesBody]
+    _body: type[StateBody]
 
     def __init__(
         self, run: TableRun, name: str, *, memory: int = 2**28, api_key: Sequence[str] = (),
@@ -61,7 +61,7 @@ class TableServer(ABC):
         self.run, self.name, self.memory, self.limits = run, name, memory, limits or Limits()
         #: by the number of the key and the name of the series, the least recently used first
         self.kept: OrderedDict[tuple[int | None, str], _Entry] = OrderedDict()
-        self.size, self.dropped = 0, 0
+        self.size, self.dropped, self._seal = 0, 0, Seal(run)
         #: one observation after the other: states need no locks, and the event loop waits for none
         self._worker = ThreadPoolExecutor(1, "glissando-tables")
         self.app = application(
@@ -124,19 +124,24 @@ class TableServer(ABC):
         except GlissandoError as error:
             raise BadRequestError(re.sub(r"frame row \d+,? ", "", str(error)), None) from error
 
-    def _answer(self, body: SeriesBody, key: int | None) -> dict[str, Any]:
+    def _answer(self, body: StateBody, key: int | None) -> dict[str, Any]:
         place = key, body.series
         before = self._before(body, place)
         answer, live = self._answered(body, before)
-        dropped = [] if live is None else self._keep(place, live)  # once nothing can fail any more
-        return {"series": body.series, **answer, "begins": before is None, "dropped": dropped}
+        returned = body.return_state or body.state is not None
+        dropped = [] if returned or live is None else self._keep(place, live)  # once nothing can fail any more
+        after = before if live is None else live
+        state = self._seal.pack(body.series, after) if returned and after is not None else None
+        return {"series": body.series, **answer, "begins": before is None, "dropped": dropped, "state": state}
 
-    def _before(self, body: SeriesBody, place: tuple[int | None, str]) -> Live | None:
-        entry = None if body.begin else self.kept.get(place)
+    def _before(self, body: StateBody, place: tuple[int | None, str]) -> Live | None:
+        if body.state is not None:
+            return self._seal.unpack(body.series, body.state)
+        entry = None if body.return_state or body.begin else self.kept.get(place)
         if entry is None and body.begin is False:
             raise BadRequestError(
                 f"series: the state of {body.series!r} is not here: it did not begin, or was dropped for others. Send "
-                "its observations again, the first with begin: true",
+                "its observations again, the first with begin: true, or keep states yourself with return_state",
                 "series", "not_found",
             )  # fmt: skip
         return None if entry is None else entry.live
