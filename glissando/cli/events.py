@@ -52,7 +52,7 @@ def _parser() -> Parser:
         "number of simulated futures of each series",
         {"data": EventsData, "model": EventConfig, "training": TrainingConfig},
     )
-    parser.add_argument("--process", default="hawkes5", help="for example: hawkes1 or hawkes5, of one kind or five")
+    parser.add_argument("--process", default="hawkes5", help="for example: what `glissando corpora hawkes` lists")
     parser.common = _COMMON
     return parser
 
