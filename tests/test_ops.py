@@ -129,6 +129,19 @@ def test_swiglu_keeps_what_is_not_a_number():
         assert h.grad.isnan().all()
 
 
+def test_a_graph_of_swiglu_takes_any_length():
+    """Whether the kernel pays is not asked of a length that a graph leaves open."""
+
+    class Layer(torch.nn.Module):
+        def forward(self, h):
+            return swiglu(h)
+
+    with torch.no_grad():
+        graph = torch.export.export(Layer(), (draw(2, 5, 8, grad=False),), dynamic_shapes=({1: torch.export.Dim("time")},))
+    h = draw(2, 3000, 8, grad=False)
+    torch.testing.assert_close(graph.module()(h), swiglu(h, backend="reference"))
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_swiglu_on_several_threads(dtype, monkeypatch):
     """Rows are for themselves, so that threads change no bit."""

@@ -28,7 +28,7 @@ def swiglu(h: Tensor, backend: Literal["auto", "reference"] = "auto") -> Tensor:
     if h.shape[-1] % 2:
         raise ValueError(f"swiglu: h holds two halves and needs an even last dimension, got {tuple(h.shape)}")
     if backend == "auto" and not torch.is_grad_enabled():
-        return _forward(h, h.numel() >= _LARGE and _has_kernel(h))
+        return _forward(h, _has_kernel(h) and h.numel() >= _LARGE)
     if backend == "reference" or torch.compiler.is_compiling():
         gate, up = h.chunk(2, -1)
         return F.silu(gate) * up
