@@ -136,8 +136,9 @@ def test_a_graph_of_swiglu_takes_any_length():
         def forward(self, h):
             return swiglu(h)
 
+    lengths = ({1: torch.export.Dim("time")},)
     with torch.no_grad():
-        graph = torch.export.export(Layer(), (draw(2, 5, 8, grad=False),), dynamic_shapes=({1: torch.export.Dim("time")},))
+        graph = torch.export.export(Layer(), (draw(2, 5, 8, grad=False),), dynamic_shapes=lengths)
     h = draw(2, 3000, 8, grad=False)
     torch.testing.assert_close(graph.module()(h), swiglu(h, backend="reference"))
 
