@@ -100,10 +100,10 @@ def check_depth(depth: type[Depth], config: Any = None, *, hidden_size: int = 16
 def check_corpus(corpus: Corpus) -> None:
     """Test the laws of a corpus, by which a training resumes exactly and several processes train as one:
 
-        shapes    ids and targets (B, T) int64; a mask is bool of that shape
-        order     `batches("train", start=k)` yields what `batches("train")` yields after k batches
+        shapes    ids and targets (B, T) int64, targets from 0 on or -100; a mask is bool of that shape
+        order     `batches("train")` has no end, and with `start=k` yields what it yields after k batches
         shards    the rows of 2 and of 4 processes make up the batch; n_bytes add up
-        held out  every process gets as many batches, and together they score each target of `valid` once
+        held out  every process gets as many batches, none empty, and together they score each target of `valid` once
 
     Args:
         corpus: Its batch_size is a multiple of 4.
@@ -111,34 +111,45 @@ def check_corpus(corpus: Corpus) -> None:
     Raises:
         LawError: The corpus does not obey a law; the message names the first one.
     """
+    size = corpus.batch_size
+    _require(size % 4 == 0, "shards", f"four processes share a batch: batch_size must be a multiple of 4, got {size}")
     whole, held_out = _train(corpus, 9), list(corpus.batches("valid"))
     _require(bool(held_out), "held out", "`valid` has no batch")
     for batch in (*whole, *held_out):
         shape, targets = tuple(batch.ids.shape), tuple(batch.targets.shape)
         fits = len(shape) == 2 and shape == targets and {batch.ids.dtype, batch.targets.dtype} == {torch.int64}
         _require(fits, "shapes", f"ids {shape} {batch.ids.dtype}, targets {targets} {batch.targets.dtype}")
+        are_tokens = bool(((batch.targets >= 0) | (batch.targets == IGNORED)).all())
+        _require(are_tokens, "shapes", f"a target is neither a token nor {IGNORED}: {int(batch.targets.min())}")
         fits = batch.mask is None or (batch.mask.shape == shape and batch.mask.dtype == torch.bool)
         _require(fits, "shapes", "the mask is not bool (B, T)")
     for start in (1, 3, 7):
-        for got, expected in zip(_train(corpus, 2, start), whole[start:], strict=False):
+        for got, expected in zip(_train(corpus, 2, start), whole[start : start + 2], strict=True):
             _require_rows([got], expected, "order", f"batches('train', start={start})")
     for world in (2, 4):
         shards = [Shard(rank, world) for rank in range(world)]
         steps = zip(*(_train(corpus, 4, 0, each) for each in shards), strict=True)
-        for step, expected in zip(steps, whole, strict=False):
+        for step, expected in zip(steps, whole[:4], strict=True):
             _require_rows(step, expected, "shards", f"{world} processes")
         valid = [list(corpus.batches("valid", shard=each)) for each in shards]
         _require({*map(len, valid)} == {len(held_out)}, "held out", f"{world} processes get unequal numbers of batches")
         parts = [batch for part in valid for batch in part]
+        _require(all(len(batch.ids) for batch in parts), "held out", f"{world} processes get a batch without rows")
         same = torch.equal(_scored(parts), _scored(held_out))
         same &= sum(batch.n_bytes for batch in parts) == sum(batch.n_bytes for batch in held_out)
         _require(same, "held out", f"{world} processes score other targets than one")
-    for got, expected in zip(corpus.batches("valid", start=1), held_out[1:], strict=True):
+    rest = list(corpus.batches("valid", start=1))
+    _require(len(rest) == len(held_out) - 1, "order", f"batches('valid', start=1) yields {len(rest)} batches")
+    for got, expected in zip(rest, held_out[1:], strict=True):
         _require_rows([got], expected, "order", "batches('valid', start=1)")
 
 
 def _train(corpus: Corpus, count: int, start: int = 0, shard: Shard = WHOLE) -> list[Batch]:
-    return list(islice(corpus.batches("train", start=start, shard=shard), count))
+    """`count` batches. Raises LawError where a training ends before."""
+    batches = list(islice(corpus.batches("train", start=start, shard=shard), count))
+    where = f"batches('train', start={start}) of process {shard.rank} of {shard.world}"
+    _require(len(batches) == count, "order", f"{where} ends after {len(batches)}; a training takes batches without end")
+    return batches
 
 
 def _require_rows(parts: Sequence[Batch], whole: Batch, law: str, how: str) -> None:

@@ -8,7 +8,7 @@ processor at once: an input is read once for the group, a weight once for the ro
 
 from __future__ import annotations
 
-from functools import partial
+from functools import cache, partial
 from itertools import product
 from typing import Any
 
@@ -25,6 +25,7 @@ LANES, GROUP = 16, 64
 PARTS = 8
 
 
+@cache
 def is_wide() -> bool:
     """Whether the processor has AVX-512."""
     try:

@@ -15,6 +15,9 @@ from glissando.kernels.compiled import kernel
 from glissando.kernels.exponentials import exp64, sigmoid
 from glissando.kernels.products import as_computed, as_stored
 
+#: at it and below a sigmoid is 0, as the exponential in float32 ends there
+_LEAST, _ZERO = np.float32(-87), np.float32(0)
+
 
 def _logistic(x: Any) -> Any:
     """1 / (1 + exp(-x)) in the type of x."""
@@ -24,7 +27,7 @@ def _logistic(x: Any) -> Any:
 @overload(_logistic)
 def _logistic_of_type(x):
     if x == types.float32:
-        return lambda x: sigmoid(x)
+        return lambda x: _ZERO if x <= _LEAST else sigmoid(x)
 
     def logistic64(x):
         e = exp64(-abs(x))

@@ -14,6 +14,8 @@ from glissando.kernels.products import LANES, as_computed, as_stored, sums_of_bl
 
 _TILE, _ROWS, _HALF = 64, 4, 2 * LANES
 _ZERO, _NEVER = np.float32(0), np.float32(1e30)
+#: logarithm of the least weight that counts
+_LEAST = np.float32(-70)
 #: sums of four rows with 64 and with 32 columns
 _wide, _narrow = sums_of_block(_ROWS, _TILE // LANES), sums_of_block(_ROWS, _HALF // LANES)
 
@@ -87,7 +89,9 @@ def _weigh(rows, across, size, i, j, sums, shared, weights, slopes):
     for r in range(_TILE):
         row, slope = weights[r * _TILE : (r + 1) * _TILE], slopes[r * _TILE : (r + 1) * _TILE]
         for x in range(_TILE):
-            weight = exp(row[x] - of_sums[x])
+            exponent = row[x] - of_sums[x]
+            # Products of subnormal weights would take many times as long.
+            weight = _ZERO if exponent <= _LEAST else exp(exponent)
             row[x] = weight
             slope[x] = weight * (slope[x] - of_shared[x])
         if i == j:
