@@ -13,7 +13,7 @@ import pytest
 ROOT = Path(__file__).parent.parent
 BUILD = "import sys; from setuptools import build_meta; build_meta.build_sdist(sys.argv[1])"
 #: the folders and files of a checkout that tests read
-NEEDED = ("LICENSES", "benchmarks", "docs", "examples", "glissando", "models", "research", "tests")
+NEEDED = ("LICENSES", "benchmarks", "docs", "examples", "glissando", "log", "models", "research", "tests")
 FILES = (
     *(
         "CHANGELOG.md",
