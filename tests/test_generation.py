@@ -224,7 +224,8 @@ def test_an_empty_prompt_of_ids_is_refused(model):
 @pytest.mark.serial
 @pytest.mark.slow
 def test_decoding_costs_what_the_state_costs():
-    """A token behind 4096 others costs less than four times one behind 64: nothing is recomputed."""
+    """A token behind 4096 others reads five times the bytes of one behind 64, weights and caches, and costs less than
+    ten times as much: nothing is recomputed, which would cost 64 times."""
     model = LanguageModel.from_preset("transformer-nano").eval()
 
     def seconds(context: int) -> float:
@@ -235,7 +236,7 @@ def test_decoding_costs_what_the_state_costs():
         return time.process_time() - began
 
     seconds(64)
-    assert min(seconds(4096) for _ in range(3)) < 4 * min(seconds(64) for _ in range(3))
+    assert min(seconds(4096) for _ in range(3)) < 10 * min(seconds(64) for _ in range(3))
 
 
 def test_learned_positions_end_the_text_and_never_raise():
