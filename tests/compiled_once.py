@@ -3,45 +3,29 @@
 from __future__ import annotations
 
 import fcntl
-import os
-import time
-from pathlib import Path
 from typing import Any
+
+from numba.core.compiler_lock import global_compiler_lock
+from numba.core.dispatcher import Dispatcher
 
 from glissando.kernels.compiled import _Compiled
 
-#: more than any kernel takes; one that cannot be compiled is never saved
-PATIENCE = 60.0
-_load, _save = _Compiled.load, _Compiled.save
-#: of the kernels that this process compiles; the system lets go of those of a process that ends
-_locks: dict[Path, int] = {}
+_compile = Dispatcher.compile
 
 
-def load(self: _Compiled, key: object) -> Any:
-    path = self._path(key)
-    if not path.exists() and path not in _locks:
-        lock, until = os.open(path.with_suffix(".lock"), os.O_CREAT | os.O_RDWR), time.monotonic() + PATIENCE
-        while time.monotonic() < until and not path.exists():
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                time.sleep(0.05)
-            else:
-                if not path.exists():
-                    _locks[path] = lock
-                    return None
-        os.close(lock)
-    return _load(self, key)
-
-
-def save(self: _Compiled, key: object, data: object) -> None:
-    _save(self, key, data)
-    path = self._path(key)
-    if path in _locks:
-        path.with_suffix(".lock").unlink(missing_ok=True)
-        os.close(_locks.pop(path))
+def compile_alone(self: Dispatcher, signature: object) -> Any:
+    """What `Dispatcher.compile` does, which loads what there is; kernels within a kernel are locked after it."""
+    kept = getattr(self._cache, "_cache_file", None)
+    if not isinstance(kept, _Compiled):
+        return _compile(self, signature)
+    with global_compiler_lock, (kept.folder / f"{kept.name}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        try:
+            return _compile(self, signature)
+        finally:
+            fcntl.flock(lock, fcntl.LOCK_UN)  # a process that was forked meanwhile has the file open, too
 
 
 def share_compiled_kernels() -> None:
-    """Replace how kernels are read and kept, for those that are imported already too."""
-    _Compiled.load, _Compiled.save = load, save  # type: ignore[method-assign]
+    """Replace how kernels are compiled, for those that are imported already too."""
+    Dispatcher.compile = compile_alone  # type: ignore[method-assign]
