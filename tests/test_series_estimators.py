@@ -20,7 +20,7 @@ from sklearn.utils.estimator_checks import check_estimator
 
 from glissando.cli import main
 from glissando.errors import ConfigError, DataError, InputError, UnknownNameError
-from glissando.series.estimators import Classifier, Forecaster
+from glissando.series.estimators import Classifier, Forecaster, _names_of
 
 QUICK = {
     "model.hidden_size": 8, "model.depth.layers": 1, "model.mixer.state_size": 8, "training.steps": 60,
@@ -151,6 +151,7 @@ def test_classes_are_known_again_after_saving_whatever_type_they_have(kind: str,
     made.save(tmp_path / "saved")
     loaded = Classifier.load(tmp_path / "saved")
     assert loaded.score(X, y) == made.score(X, y)
+    assert _names_of(loaded.predict(X)).tolist() == _names_of(made.predict(X)).tolist()
     assert np.allclose(np.sort(loaded.predict_proba(X)), np.sort(made.predict_proba(X)))
 
 
