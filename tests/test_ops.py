@@ -129,6 +129,19 @@ def test_swiglu_keeps_what_is_not_a_number():
         assert h.grad.isnan().all()
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
+def test_swiglu_of_the_most_negative_numbers(dtype):
+    """A sigmoid that ends above 0 would leave a trace of -1e38."""
+    gates, outcomes = torch.tensor([-100.0, -1e36, -1e38, -torch.inf], dtype=dtype), []
+    for backend in ("auto", "reference"):
+        h = torch.stack([gates, torch.ones_like(gates)], 1).requires_grad_()
+        y = swiglu(h, backend)
+        outcomes.append((y.detach(), *torch.autograd.grad(y.sum(), h)))
+    for got, expected in zip(*outcomes, strict=True):
+        torch.testing.assert_close(got[:3], expected[:3])
+    assert outcomes[0][0][3].isnan(), "-inf times 0"
+
+
 def test_a_graph_of_swiglu_takes_any_length():
     """Whether the kernel pays is not asked of a length that a graph leaves open."""
 
@@ -477,6 +490,20 @@ def test_gradients_of_attention_by_tiles_on_several_threads(monkeypatch):
         monkeypatch.setattr(torch, "get_num_threads", lambda threads=threads: threads)
         outcomes.append(torch.autograd.grad(tiles.causal(*inputs, 0.3).square().sum(), inputs))
     assert all(torch.equal(*pair) for pair in zip(*outcomes, strict=True))
+
+
+def test_tiles_leave_out_weights_that_would_be_subnormal_in_products():
+    """A key with exp(-80) of a query's weight gets no gradient from it; one with exp(-60) does."""
+    q = torch.ones(1, 1, 2, 32)
+    v = torch.zeros(1, 1, 2, 32, requires_grad=True)
+    if not tiles.takes(q, q, v):
+        pytest.skip("the processor has no AVX-512")
+    for below, counts in ((80, False), (60, True)):
+        k = torch.ones(1, 1, 2, 32) * torch.tensor([-below / 32, 0.0]).view(1, 1, 2, 1)
+        arrived = torch.zeros(1, 1, 2, 32)
+        arrived[:, :, 1] = 1e30
+        (grad,) = torch.autograd.grad(tiles.causal(q, k, v, 1.0), v, arrived)
+        assert bool((grad[:, :, 0] > 0).all()) == counts
 
 
 def test_attention_takes_tiles_where_they_pay():

@@ -2,7 +2,8 @@
 
     p = exp(scale q k' - L),  dS = p (g v' - g y),  dq = scale dS k,  dk = scale dS' q,  dv = p' g
 
-L is the logarithm of the sum of a query's weights. A thread takes 40 T K bytes. There are no second derivatives.
+L is the logarithm of the sum of a query's weights. A weight below exp(-70) counts as 0. A thread takes 40 T K bytes.
+There are no second derivatives.
 """
 
 from __future__ import annotations

@@ -30,7 +30,7 @@ def _zeros(count):
 
 @kernel
 def backward(q, k, v, y, g, log_sums, scale, grad_q, grad_k, grad_v, first, last):
-    """p = exp(scale q k' - L),  dS = p (g v' - g y),  dq = scale dS k,  dk = scale dS' q,  dv = p' g.
+    """The gradients of `tiles`.
 
     q to g and the gradients (B, H, T, K), float32 or the bits of bfloat16, K a multiple of 32; L = log_sums (B H, T)
     float32; for the heads from `first` to `last` of all B H
