@@ -44,7 +44,8 @@ def sdist(tmp_path_factory) -> Path:
     done = subprocess.run(command, cwd=place / "tree", capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     with tarfile.open(next(place.glob("*.tar.gz"))) as archive:
-        archive.extractall(place / "unpacked", filter="data")
+        archive.extraction_filter = getattr(tarfile, "data_filter", None)  # Python 3.11.2, Debian's, has none
+        archive.extractall(place / "unpacked")
     return next((place / "unpacked").iterdir())
 
 
