@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import signal
+from dataclasses import replace
 
 import numpy as np
 import pandas
@@ -291,7 +292,7 @@ def test_another_unit_of_time_shifts_densities_by_its_logarithm():
     source = logs(ties=0.0)
     model, prepared = model_of(source, resolution="0", end="300")
     log, encoding = read(source, prepared.encoding, end="300")
-    hours = log._replace(times=24 * log.times, gaps=24 * log.gaps, since=24 * log.since, until=24 * log.until)
+    hours = replace(log, times=24 * log.times, gaps=24 * log.gaps, since=24 * log.since, until=24 * log.until)
     other = build(to_dict(model.config), encoding, prepared.scales).double().eval()
     other.load_state_dict(model.state_dict())
     found = prepared.scales._replace(time_scale=24 * prepared.scales.time_scale)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -252,8 +253,8 @@ def test_rolling_origins_do_not_see_what_they_forecast(run: SeriesRun) -> None:
     last = int((short.series == series).nonzero().max())
     horizon = (steps.time[end + 1] - steps.time[end]).view(1, 1)
     expected = ask(run.model, short, np.array([last]), horizon, steps.future[end + 1].view(1, 1, 1))[0, 0]
-    changed = panel._replace(
-        values=np.where(np.arange(len(panel.values))[:, None] > steps.row[end].item(), 1e3, panel.values)
+    changed = replace(
+        panel, values=np.where(np.arange(len(panel.values))[:, None] > steps.row[end].item(), 1e3, panel.values)
     )
     other = ask(run.model, run.steps(changed), np.array([end]), horizon, steps.future[end + 1].view(1, 1, 1))[0, 0]
     assert torch.allclose(expected, other, rtol=1e-9)

@@ -208,10 +208,11 @@ def test_names_at_the_ends_of_lines_do_not_overlap(scale: str) -> None:
 
 def test_forecasts_of_another_origin_are_another_line(tmp_path: Path) -> None:
     """Forecasts that follow each other in time from one origin are a line; each step's of the next are one line too."""
+    none = np.zeros((40, 0), int)
     panel = Panel(
-        ["s"], np.array([0, 40]), np.arange(40.0), np.ones(40), np.zeros((40, 1)), *[np.zeros((40, 0), int)] * 2,
-        *[np.zeros((1, 0))] * 2, None, None, np.arange(40), np.ones(40, bool), Clock("row", "row", np.zeros(1)), [],
-        "frame", "row",
+        names=["s"], starts=np.array([0, 40]), times=np.arange(40.0), gaps=np.ones(40), values=np.zeros((40, 1)),
+        codes=none, future=none, static=none[:1], static_codes=none[:1], rows=np.arange(40), scored=np.ones(40, bool),
+        clock=Clock("row", "row", np.zeros(1)), report=[], source="frame", unit="row",
     )  # fmt: skip
     rows = np.r_[11:16, 21:26]
     for horizon, breaks in ((rows % 10, [5]), (np.ones(10), None)):

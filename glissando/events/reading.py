@@ -386,11 +386,13 @@ class _Reader(ColumnReader):
         rows = np.where(steps.row >= 0, self.table.places[steps.row], 0)
         times_ = (steps.ticks - first[series]) / line.per
         log = EventLog(
-            [self.names[s] for s in present], starts, times_, gaps, steps.code, scored, marks, mark_codes, values,
-            static, static_codes, (begin - first) / line.per, (end - first) / line.per,
-            until.known[present], self._phases(steps.ticks, line), rows, clock, [], self.table.source, self.table.unit,
+            names=[self.names[s] for s in present], starts=starts, times=times_, gaps=gaps, codes=steps.code,
+            scored=scored, marks=marks, mark_codes=mark_codes, values=values, static=static, static_codes=static_codes,
+            since=(begin - first) / line.per, until=(end - first) / line.per, ended=until.known[present],
+            phases=self._phases(steps.ticks, line), rows=rows, clock=clock, report=[], source=self.table.source,
+            unit=self.table.unit,
         )  # fmt: skip
-        return log._replace(report=[*described(log, self.fixed, self.data), *self.report]), self.fixed
+        return replace(log, report=[*described(log, self.fixed, self.data), *self.report]), self.fixed
 
     def _phases(self, ticks: np.ndarray, line: _Line) -> np.ndarray:
         """Fractions of the day and of the week, which begins on Monday, in UTC."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -252,7 +252,7 @@ def probabilities(run: SeriesRun, panel: Panel) -> Floats:
 def _answers(run: SeriesRun, panel: Panel) -> Tensor:
     """The parameters (N, O, P) or the logits (N, C) of each step, or (S, C) of each series, float64."""
     whole = bool(run.encoding.classes) and run.encoding.label == "series"
-    windows = windows_of(panel._replace(labels=None, target=None), run.data, run.encoding, run.scales)
+    windows = windows_of(replace(panel, labels=None, target=None), run.data, run.encoding, run.scales)
     parts: list[tuple[Tensor, Tensor]] = []
     for batch in windows.scoring():
         y, mask = call(run.model, batch).cpu().double(), batch.mask

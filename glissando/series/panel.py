@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from dataclasses import field
+from dataclasses import dataclass, field, replace
 from decimal import Decimal
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, Self
 
 import numpy as np
 
@@ -128,22 +128,20 @@ def _number(origin: Any, time: Decimal) -> str:
     return f"{int(value)}" if value == int(value) else f"{value.normalize():f}"
 
 
-class Panel(NamedTuple):
-    """S series of N steps in all. A value that was not observed is NaN; nothing is filled in.
+@dataclass(frozen=True, kw_only=True)
+class StepTable:
+    """S series of N steps in all, as the model of a table reads them. A value that was not observed is NaN; nothing is
+    filled in.
 
     names         (S) the user's names of the series
     starts        (S + 1,) int64: series s has the steps starts[s]:starts[s + 1]
     times         (N,) float64: time since the series' first step, in clock.unit
     gaps          (N,) float64: time since the step before, 0 at the first; differences are taken before rounding
     values        (N, K) float64, NaN where a cell was not observed
-    codes         (N, Q) int64: 0 missing, 1 a category that training does not know, 2 and on the known ones
-    future        (N, U) float64, without NaN
     static        (S, P) float64, NaN where missing
-    static_codes  (S, R) int64, as codes
-    target        (N, O) float64 of a regression, NaN where it is not scored; else None
-    labels        classification: (N,) int64, or (S,) where a series has one; -1 where it is not scored; else None
-    rows          (N,) int64: the file's line of the step, the first of those merged
-    scored        (N,) bool: steps whose values are scored; the others are history alone
+    static_codes  (S, R) int64: 0 missing, 1 a category that training does not know, 2 and on the known ones
+    rows          (N,) int64: the file's line of the step, the first of those merged; 0 of a step that has none
+    scored        (N,) bool: steps that are scored; the others are history alone
     clock         how times are written in the user's own form
     report        lines for the user: what was read, merged, dropped and encoded, and what looks wrong
     source, unit  the file, or "frame", and what `rows` counts in it: line or row
@@ -154,12 +152,8 @@ class Panel(NamedTuple):
     times: np.ndarray
     gaps: np.ndarray
     values: np.ndarray
-    codes: np.ndarray
-    future: np.ndarray
     static: np.ndarray
     static_codes: np.ndarray
-    target: np.ndarray | None
-    labels: np.ndarray | None
     rows: np.ndarray
     scored: np.ndarray
     clock: Clock
@@ -181,21 +175,41 @@ class Panel(NamedTuple):
         """(N,) the index of the series of each step."""
         return np.repeat(np.arange(len(self.names)), self.lengths)
 
-    def choose(self, chosen: np.ndarray, lengths: np.ndarray | None = None) -> Panel:
+    def of_series(self) -> set[str]:
+        """The fields that have a row for each series, and not for each step."""
+        return {"static", "static_codes"}
+
+    def choose(self, chosen: np.ndarray, lengths: np.ndarray | None = None) -> Self:
         """The series with these indices, in this order, or the first `lengths` steps of each."""
         chosen = np.asarray(chosen, np.int64)
         lengths = self.lengths[chosen] if lengths is None else np.asarray(lengths)
         starts = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
         steps = np.arange(starts[-1]) + np.repeat(self.starts[chosen] - starts[:-1], lengths)
-        per_series = ["static", "static_codes"]
-        per_step = ["times", "gaps", "values", "codes", "future", "rows", "scored"]
-        per_step += [] if self.target is None else ["target"]
-        if self.labels is not None:
-            (per_series if len(self.labels) == len(self.names) else per_step).append("labels")
-        taken = {name: getattr(self, name)[steps] for name in per_step}
-        taken |= {name: getattr(self, name)[chosen] for name in per_series}
+        per_series = self.of_series()
+        parts = {n: part for n, part in vars(self).items() if isinstance(part, np.ndarray) and n != "starts"}
+        taken = {n: part[chosen if n in per_series else steps] for n, part in parts.items()}
         clock = self.clock._replace(origins=self.clock.origins[chosen])
-        return self._replace(**taken, names=[self.names[s] for s in chosen], starts=starts, clock=clock)
+        return replace(self, **taken | {"names": [self.names[s] for s in chosen], "starts": starts, "clock": clock})
+
+
+@dataclass(frozen=True, kw_only=True)
+class Panel(StepTable):
+    """Series of numbers and categories.
+
+    codes   (N, Q) int64: 0 missing, 1 a category that training does not know, 2 and on the known ones
+    future  (N, U) float64, without NaN
+    target  (N, O) float64 of a regression, NaN where it is not scored; else None
+    labels  classification: (N,) int64, or (S,) where a series has one; -1 where it is not scored; else None
+    """
+
+    codes: np.ndarray
+    future: np.ndarray
+    target: np.ndarray | None = None
+    labels: np.ndarray | None = None
+
+    def of_series(self) -> set[str]:
+        has_label = self.labels is not None and len(self.labels) == len(self.names)
+        return super().of_series() | ({"labels"} if has_label else set())
 
 
 def parts(panel: Panel, data: SeriesData) -> tuple[Panel, Panel]:
@@ -222,8 +236,8 @@ def parts(panel: Panel, data: SeriesData) -> tuple[Panel, Panel]:
     lines = [*panel.report, line]
     if unseen := int((codes != valid.codes).sum() + (static_codes != valid.static_codes).sum()):
         lines.append(f"unknown where held out: {counted(unseen, 'value')} of categories that are not trained on")
-    valid = valid._replace(codes=codes, static_codes=static_codes, report=lines)
-    return train._replace(report=lines), valid
+    valid = replace(valid, codes=codes, static_codes=static_codes, report=lines)
+    return replace(train, report=lines), valid
 
 
 def known_codes(codes: np.ndarray, trained: np.ndarray) -> np.ndarray:
@@ -270,4 +284,4 @@ def _by_time(panel: Panel, data: SeriesData) -> tuple[Panel, Panel, str]:
         f"held out: the last {100 * data.valid_fraction:g} % of the steps of each series, {int(scored.sum()):,} in all "
         "(--data.split future)"
     )
-    return panel.choose(np.arange(len(ends)), ends), panel._replace(scored=scored), line
+    return panel.choose(np.arange(len(ends)), ends), replace(panel, scored=scored), line

@@ -74,12 +74,13 @@ class _Reader(ColumnReader):
         first = steps_.places[steps_.starts[:-1]]
         origins = first * 0 if data.time is None else steps_.times.origins(first, fixed.time_form)
         panel = Panel(
-            steps_.names, steps_.starts, steps_.since_first(), steps_.gaps(), values, codes, future, static,
-            static_codes, target, labels, self.table.places[steps_.places], np.ones(self.count, bool),
-            fixed.clock(origins), [], self.table.source, self.table.unit,
+            names=steps_.names, starts=steps_.starts, times=steps_.since_first(), gaps=steps_.gaps(), values=values,
+            codes=codes, future=future, static=static, static_codes=static_codes, target=target, labels=labels,
+            rows=self.table.places[steps_.places], scored=np.ones(self.count, bool), clock=fixed.clock(origins),
+            report=[], source=self.table.source, unit=self.table.unit,
         )  # fmt: skip
         lines = [*described(data, fixed, panel, self.is_new), *self._changed(), *self.report]
-        return panel._replace(report=[*lines, *warnings(data, fixed, panel, self.is_new)]), fixed
+        return replace(panel, report=[*lines, *warnings(data, fixed, panel, self.is_new)]), fixed
 
     # ---------------------------------------------------------------------- columns
 
