@@ -16,7 +16,7 @@ from pathlib import Path
 from torch import Tensor
 
 from glissando.errors import RunError
-from glissando.storage import MANIFEST, load_tensors, remove_directory, verify_manifest, write_atomic
+from glissando.storage import MANIFEST, is_whole, load_tensors, remove_directory, verify_manifest, write_atomic
 
 CHECKPOINTS, BEST, LATEST = "checkpoints", "best", "latest"
 WEIGHTS = "model.safetensors"
@@ -107,7 +107,7 @@ def _pointers(run: Path) -> tuple[Path | None, Path | None]:
 
 def _fix(run: Path, there: list[Path], damaged: Path | None = None) -> str:
     """What to do where the newest checkpoint is not known, or `damaged`."""
-    good = next((path for path in there if path != damaged and _is_intact(path)), None)
+    good = next((path for path in there if path != damaged and is_whole(path)), None)
     if good is None:
         return f"No other checkpoint of {run} is intact: train again into another directory."
     return (
@@ -120,14 +120,6 @@ def intact_advice(checkpoint: Path) -> str:
     """What to do about a damaged checkpoint: the newest of the same run whose files are intact."""
     run = checkpoint.parent.parent
     return _fix(run, checkpoints(run), checkpoint)
-
-
-def _is_intact(path: Path) -> bool:
-    try:
-        verify_manifest(path)
-    except RunError:
-        return False
-    return True
 
 
 def saved_weights(checkpoint: Path) -> dict[str, Tensor]:

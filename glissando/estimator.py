@@ -7,7 +7,6 @@ in an underscore, so that scikit-learn's `clone`, `cross_val_score` and searches
 from __future__ import annotations
 
 import inspect
-import random
 import tempfile
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
@@ -16,11 +15,11 @@ from pathlib import Path
 from typing import Any, ClassVar, Self
 
 import numpy as np
-import torch
 
-from glissando.config import flat, from_dict, merge, to_dict
+from glissando.config import flat, from_dict, hints_of, merge, to_dict
 from glissando.errors import ConfigError, InputError, unknown_name
 from glissando.presets import load_preset
+from glissando.random_state import restore_rng, rng_state
 from glissando.runs import Run
 from glissando.series import tables
 from glissando.training.fit import train
@@ -45,8 +44,6 @@ class Estimator(ABC):
 
     #: kind of the runs, and folder of the presets
     _kind: ClassVar[str]
-    #: parameters that are options of the data
-    _data: ClassVar[tuple[str, ...]]
     #: options of the model that follow from the table
     _sizes: ClassVar[tuple[str, ...]]
 
@@ -70,6 +67,12 @@ class Estimator(ABC):
     @classmethod
     def _names(cls) -> list[str]:
         return list(inspect.signature(cls).parameters)
+
+    @classmethod
+    def _data(cls) -> list[str]:
+        """The parameters that are options of the data."""
+        options = hints_of(hints_of(cls._classes()[1])["data"])
+        return [name for name in cls._names() if name in options]
 
     def __repr__(self) -> str:
         usual = {name: p.default for name, p in inspect.signature(type(self)).parameters.items()}
@@ -117,7 +120,7 @@ class Estimator(ABC):
             *sources: Frames, or files, in the place of those that the configuration names.
         """
         opened, config, _ = self._classes()
-        data = {name: getattr(self, name) for name in self._data if getattr(self, name, None) is not None}
+        data = {name: getattr(self, name) for name in self._data() if getattr(self, name) is not None}
         last = {"preset": self.preset, "data": data, "training": {"seed": self.seed}}
 
         class InMemory(config):  # type: ignore[misc, valid-type]
@@ -142,7 +145,7 @@ class Estimator(ABC):
         names = cls._names()
         preset = config.get("preset") or str(inspect.signature(cls).parameters["preset"].default)
         sizes = {name: config["model"][name] for name in cls._sizes}
-        data = {name: config["data"][name] for name in cls._data if name in names}
+        data = {name: config["data"][name] for name in cls._data()}
         base = from_dict(kind, {"data": {}, **merge(kind, load_preset(preset, cls._kind), {"data": data})}).as_dict()
         base["model"] = to_dict(from_dict(model, {**base["model"], **sizes}, "model"))
         base["training"]["seed"] = data["seed"]
@@ -162,13 +165,11 @@ class Estimator(ABC):
 @contextmanager
 def _generators_kept() -> Iterator[None]:
     """Training seeds every global generator of random numbers: the caller's go on as if it had not."""
-    numpy, python = np.random.get_state(), random.getstate()
+    before = rng_state()
     try:
-        with torch.random.fork_rng():
-            yield
+        yield
     finally:
-        np.random.set_state(numpy)
-        random.setstate(python)
+        restore_rng([before], 0)
 
 
 def _plain(value: Any, where: str) -> Any:

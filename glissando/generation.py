@@ -350,23 +350,13 @@ def generate(
         temperature, top_k, top_p, seed, frequency_penalty, presence_penalty, tuple((logit_bias or {}).items()),
         min_p, repetition_penalty, None if allowed is None else tuple(allowed),
     )  # fmt: skip
-    if lookup and len(several) > 1:
-        return [
-            _Texts(
-                model,
-                [prompt],
-                max_tokens,
-                replace(sampling, seed=seed + row),
-                stop,
-                control,
-                when_full,
-                step,
-                lookup,
-                block=BLOCK,
-            ).whole()[0]
-            for row, prompt in enumerate(several)
-        ]
-    return _Texts(model, several, max_tokens, sampling, stop, control, when_full, step, lookup, block=BLOCK).whole()
+    made: list[str] = []
+    for row, together in enumerate([[prompt] for prompt in several] if lookup and several else [several]):
+        drawn = replace(sampling, seed=seed + row)
+        made += _Texts(
+            model, together, max_tokens, drawn, stop, control, when_full, step, lookup, block=BLOCK
+        ).whole()  # fmt: skip
+    return made
 
 
 def _texts(value: object, what: str) -> list[str]:

@@ -97,10 +97,10 @@ def in_turn(folder: Path) -> Iterator[None]:
 def kept(folder: Path, fill: Callable[[Path], None]) -> Path:
     """The directory `folder` as `fill` makes it: checked at every use, and made where it is not there; a damaged one is
     made again, and a warning is logged. A whole one may lie where nothing can be written. Raises as `publishing`."""
-    if _is_whole(folder):
+    if is_whole(folder):
         return folder
     with in_turn(folder):
-        if not _is_whole(folder):  # another process may have made it meanwhile
+        if not is_whole(folder):  # another process may have made it meanwhile
             if folder.exists():
                 _log.warning("%s is damaged: it is made again", folder)
             with publishing(folder) as new:
@@ -108,7 +108,8 @@ def kept(folder: Path, fill: Callable[[Path], None]) -> Path:
     return folder
 
 
-def _is_whole(folder: Path) -> bool:
+def is_whole(folder: Path) -> bool:
+    """Whether every file of a directory is as its manifest says."""
     try:
         verify_manifest(folder)
     except RunError:
@@ -300,10 +301,10 @@ def read_manifest(directory: str | Path, advice: str | Callable[[], str] = RETRA
     text = _read(path, problem := "the directory is incomplete or damaged")
     try:
         files = _parsed(path, text, problem)["files"]
-        is_whole = all(isinstance(entry, dict) for entry in files.values()) and text == manifest_text(files)
+        is_sound = all(isinstance(entry, dict) for entry in files.values()) and text == manifest_text(files)
     except (RunError, KeyError, AttributeError, RecursionError):
-        is_whole = False
-    if not is_whole:
+        is_sound = False
+    if not is_sound:
         advice = advice if isinstance(advice, str) else advice()
         raise RunError(f"{path} is malformed, damaged or of another version. {advice}")
     require_inner_names(files, str(path))

@@ -20,6 +20,13 @@ _ROUNDED = 4
 B = TypeVar("B")
 
 
+def by_length(lengths: NDArray[np.int64], most: int) -> list[NDArray[np.int64]]:
+    """Places in `lengths`, the shortest first, in groups whose lengths add up to about `most`."""
+    order = np.argsort(lengths, kind="stable")
+    cost = np.cumsum(lengths[order]) // most
+    return [places for places in np.split(order, np.flatnonzero(np.diff(cost)) + 1) if len(places)]
+
+
 @dataclass(frozen=True)
 class BatchedWindows(ABC, Generic[B]):
     """W windows of steps.
@@ -131,8 +138,5 @@ class BatchedWindows(ABC, Generic[B]):
     def scoring(self, stride: int = 1) -> Iterator[B]:
         """Every window, or one of `stride`, in batches of about as many steps as in training."""
         chosen = np.arange((stride - 1) // 2, len(self), stride)
-        chosen = chosen[np.argsort(self._rounded[chosen], kind="stable")]
-        cost = np.cumsum(self._rounded[chosen]) // (8 * self.size * self.rows)
-        for cut in np.split(chosen, np.flatnonzero(np.diff(cost)) + 1):
-            if len(cut):
-                yield self.batch(cut)
+        for places in by_length(self._rounded[chosen], 8 * self.size * self.rows):
+            yield self.batch(chosen[places])

@@ -41,10 +41,6 @@ class EventForecaster(Estimator):
     """
 
     _kind = "events"
-    _data = (
-        "group", "time", "time_unit", "kind", "inputs", "marks", "categorical", "static", "channel", "value", "columns",
-        "start", "end", "resolution", "seed",
-    )  # fmt: skip
     _sizes = (
         "kinds", "codes", "ties", "resolution", "marks", "mark_categories", "values", "static", "static_categories",
         "clock",

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from glissando.backbone import ModelState
+from glissando.data.windows import by_length
 from glissando.errors import ConfigError, NotFiniteError
 from glissando.events.batches import Ints, Steps
 from glissando.events.heads import Params
@@ -61,10 +62,8 @@ def presents(model: EventModel, log: EventLog, steps: Steps, window: int) -> Ite
     """All series at the end of their observation, in batches of similar length; at most `window` steps are read."""
     last = log.starts[1:] - 1
     begin = np.maximum(log.starts[:-1], last + 1 - window)
-    order = np.argsort(last - begin, kind="stable")
-    cost = np.cumsum((last - begin + 1)[order]) // _AT_ONCE
     device = model.time_scale.device
-    for chosen in track(np.split(order, np.flatnonzero(np.diff(cost)) + 1), "predicting", unit="batches"):
+    for chosen in track(by_length(last - begin + 1, _AT_ONCE), "predicting", unit="batches"):
         place = begin[chosen][:, None] + np.arange(int((last - begin)[chosen].max()) + 1)
         real = place <= last[chosen][:, None]
         inputs = steps.inputs_at(np.minimum(place, last[chosen][:, None]), real)

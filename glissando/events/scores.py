@@ -7,13 +7,12 @@ over stretches of 100 events.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from glissando.events.baselines import Floats, Observed, Predicted, baselines
-from glissando.series.scores import SHARE, Bootstrap, aligned, joined
+from glissando.series.scores import SHARE, Bootstrap, figures_table, joined
 
 #: the row of what is known to be true
 TRUTH = "truth"
@@ -91,20 +90,15 @@ class Score(NamedTuple):
 
     def table(self) -> str:
         """The headline, then a line for each predictor."""
-        names = [name for row in self.figures.values() for name in row if not name.endswith(("_low", "_high"))]
-        columns = list(dict.fromkeys(names))
-        titles = {"next_time": f"next time ({self.unit})", "model_minus": "model minus", "ks_p": "ks p"}
-        lines = [["", *(titles.get(name, name.replace("_", " ")) for name in columns)]]
-        lines += [[who, *(_cell(row, name) for name in columns)] for who, row in self.figures.items()]
+        forms = {"accuracy": ".1%", "next_time": ".4g", "ks_p": ".4g", "model_minus": "+.4f"}
+        rows = [((who,), row) for who, row in self.figures.items()]
         over = "series" if self.series > 1 else f"stretches of {_STRETCH} events"
-        return "\n".join(
-            [
-                self.headline(),
-                f"{self.events:,} events and {self.ends:,} ends of observation of {self.series:,} series; nats an "
-                f"event; in brackets {SHARE:.0%} intervals, bootstrap over {over}",
-                *aligned(lines),
-            ]
+        about = (
+            f"{self.events:,} events and {self.ends:,} ends of observation of {self.series:,} series; nats an event; "
+            f"in brackets {SHARE:.0%} intervals, bootstrap over {over}"
         )
+        table = figures_table(rows, ".4f", forms, {"next_time": f"next time ({self.unit})"})
+        return "\n".join([self.headline(), about, *table])
 
 
 def score(
@@ -207,17 +201,3 @@ def calibration(chances: Floats, kind: np.ndarray) -> float:
     count = np.bincount(place, minlength=_BINS)
     gap = np.abs(np.bincount(place, chance - came, minlength=_BINS))
     return float(gap.sum() / count.sum())
-
-
-# ---------------------------------------------------------------------- texts
-
-
-def _cell(row: Mapping[str, float], name: str) -> str:
-    if name not in row:
-        return ""
-    if name == "accuracy":
-        return f"{row[name]:.1%}"
-    if name in ("next_time", "ks_p"):
-        return f"{row[name]:.4g}"
-    text = f"{row[name]:+.4f}" if name == "model_minus" else f"{row[name]:.4f}"
-    return text + (f" [{row[f'{name}_low']:.4f}, {row[f'{name}_high']:.4f}]" if f"{name}_low" in row else "")

@@ -6,7 +6,7 @@ knows the whole history before them. It answers for any later time; asking chang
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from glissando.backbone import ModelState
+from glissando.data.windows import by_length
 from glissando.progress import track
 from glissando.series.answers import answers_of, with_season
 from glissando.series.batches import Ints, Steps
@@ -66,17 +67,6 @@ def read(model: SeriesModel, steps: Steps, at: Ints, window: int) -> tuple[Model
     return state, step_inputs(model, steps, index[:, -1:])
 
 
-def _batches(steps: Steps, at: Ints, window: int) -> Iterator[Ints]:
-    """Places in `at`, in batches of rows of similar length."""
-    begins = np.flatnonzero(steps.first.numpy())
-    lengths = np.minimum(at - begins[np.searchsorted(begins, at, side="right") - 1] + 1, window)
-    order = np.argsort(lengths, kind="stable")
-    cost = np.cumsum(lengths[order]) // _AT_ONCE
-    for chosen in np.split(order, np.flatnonzero(np.diff(cost)) + 1):
-        if len(chosen):
-            yield chosen
-
-
 @torch.no_grad()
 def ask(
     model: SeriesModel, steps: Steps, at: Ints, horizon: Tensor, ahead: Tensor | None = None, window: int = 64
@@ -92,7 +82,9 @@ def ask(
         window: Number of steps that are read before a question.
     """
     answer: Tensor | None = None
-    for chosen in track(list(_batches(steps, at, window)), "forecasting", unit="batches"):
+    begins = np.flatnonzero(steps.first.numpy())
+    lengths = np.minimum(at - begins[np.searchsorted(begins, at, side="right") - 1] + 1, window)
+    for chosen in track(by_length(lengths, _AT_ONCE), "forecasting", unit="batches"):
         rows = torch.from_numpy(chosen)
         state, inputs = read(model, steps, at[chosen], window)
         y, _ = _answer(model, state, inputs, horizon[rows], None if ahead is None else ahead[rows])

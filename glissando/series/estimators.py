@@ -23,10 +23,6 @@ class _Estimator(Estimator):
     _task: ClassVar[str]
 
     _kind = "series"
-    _data = (
-        "group", "time", "time_unit", "channel", "value", "columns", "categorical", "static", "future", "target",
-        "seed",
-    )  # fmt: skip
     _sizes = (
         "inputs", "outputs", "targets", "forecast", "categories", "static", "static_categories", "future", "scale",
     )  # fmt: skip

@@ -104,27 +104,19 @@ class Score(NamedTuple):
 
     def table(self) -> str:
         """The headline, then a line for each channel and predictor."""
-        rows = [(channel, who, row) for channel, by_model in self.figures.items() for who, row in by_model.items()]
-        names = [name for *_, row in rows for name in row if not name.endswith(("_low", "_high"))]
-        columns = list(dict.fromkeys(names))
-        lines = [["", "", *(name.replace("_", " ") for name in columns)]]
-        shown = None
-        for channel, who, row in rows:
-            lines.append([channel if channel != shown else "", who, *(_cell(row, name) for name in columns)])
-            shown = channel
+        rows = [
+            ((channel if not place else "", who), row)
+            for channel, by_model in self.figures.items()
+            for place, (who, row) in enumerate(by_model.items())
+        ]
+        forms = {"by_mean": ".1%", "model_minus": "+.4g"} | {f"covered_{share:.0%}": ".1%" for share in INTERVALS}
+        intervals = f"in brackets {SHARE:.0%} intervals, bootstrap over series"
         about = (
-            f"in brackets {SHARE:.0%} intervals, bootstrap over series"
-            if self.series > 1
-            else "no intervals, which need several series"
+            f"{self.scored:,} scored in {self.series:,} series"
+            f"{', in units of the deviation of each so far' if self.own else ''}; "
+            f"{intervals if self.series > 1 else 'no intervals, which need several series'}"
         )
-        return "\n".join(
-            [
-                self.headline(),
-                f"{self.scored:,} scored in {self.series:,} series"
-                f"{', in units of the deviation of each so far' if self.own else ''}; {about}",
-                *aligned(lines),
-            ]
-        )
+        return "\n".join([self.headline(), about, *figures_table(rows, ".4g", forms)])
 
 
 def score_forecasts(answers: Answers, head: Head, channels: Sequence[str], naive: np.ndarray | None = None) -> Score:
@@ -414,10 +406,25 @@ def joined(names: Sequence[str]) -> str:
     return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
 
 
-def _cell(row: Mapping[str, float], name: str) -> str:
-    if name not in row:
-        return ""
-    if name.startswith("covered") or name == "by_mean":
-        return f"{row[name]:.1%}"
-    text = f"{row[name]:+.4g}" if name == "model_minus" else f"{row[name]:.4g}"
-    return text + (f" [{row[f'{name}_low']:.4g}, {row[f'{name}_high']:.4g}]" if f"{name}_low" in row else "")
+def figures_table(
+    rows: Sequence[tuple[Sequence[str], Mapping[str, float]]], usual: str, forms: Mapping[str, str],
+    titles: Mapping[str, str] = {},
+) -> list[str]:  # fmt: skip
+    """Lines of a table, one for each row's labels and figures, with intervals where it has them.
+
+    Args:
+        rows: Labels, and figures by name; those that end in `_low` and `_high` are the ends of an interval.
+        usual: How a figure is written.
+        forms: How those of some names are.
+        titles: Of columns that are not called as the name of their figures is.
+    """
+    columns = list(dict.fromkeys(name for _, row in rows for name in row if not name.endswith(("_low", "_high"))))
+
+    def cell(row: Mapping[str, float], name: str) -> str:
+        if name not in row:
+            return ""
+        ends = [format(row[end], usual) for end in (f"{name}_low", f"{name}_high") if end in row]
+        return format(row[name], forms.get(name, usual)) + (f" [{', '.join(ends)}]" if ends else "")
+
+    head = [*[""] * len(rows[0][0]), *(titles.get(name, name.replace("_", " ")) for name in columns)]
+    return aligned([head, *([*labels, *(cell(row, name) for name in columns)] for labels, row in rows)])
