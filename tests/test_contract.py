@@ -265,17 +265,18 @@ def frames_to_kernels(call: Callable[[], Any]) -> list[str]:
         nonlocal longest
         inside = frame.f_code.co_filename.startswith(str(ROOT))
         fused = event == "c_call" and getattr(arg, "__name__", "") in ("scaled_dot_product_attention", "linear")
-        if (fused or (event == "call" and frame.f_code in kernels)) and len(stack) > len(longest):
+        if (fused or (event == "call" and id(frame.f_code) in kernels)) and len(stack) > len(longest):
             longest = list(stack)
-        if event == "call" and inside and frame.f_code not in kernels:
+        if event == "call" and inside and id(frame.f_code) not in kernels:
             stack.append(f"{Path(frame.f_code.co_filename).relative_to(ROOT)}:{frame.f_code.co_qualname}")
-        elif event == "return" and inside and frame.f_code not in kernels and stack:
+        elif event == "return" and inside and id(frame.f_code) not in kernels and stack:
             stack.pop()
 
     packages = ("glissando.kernels.", "glissando.mixers.")
     modules = [module for name, module in sys.modules.items() if name.startswith(packages)]
     found = (value for module in modules for value in vars(module).values())
-    kernels = {value.py_func.__code__ for value in found if hasattr(value, "py_func")}
+    # by identity: a code's hash may change at its first call
+    kernels = {id(value.py_func.__code__) for value in found if hasattr(value, "py_func")}
     sys.setprofile(note)
     try:
         call()

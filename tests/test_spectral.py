@@ -6,6 +6,7 @@ import importlib
 import math
 import shutil
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -18,7 +19,10 @@ import glissando
 from glissando.errors import ConfigError
 from glissando.kernels import compiled
 from glissando.kernels.complex_norm import complex_norm
+from glissando.kernels.plain import plain_operations
+from glissando.mixers import Context
 from glissando.mixers.spectral import Spectral
+from glissando.mixers.spectral.one_pass import gated_scan
 from glissando.mixers.spectral.phase_gate import phase_gate, phases
 from glissando.mixers.spectral.rational_filter import rational_filter
 from glissando.model import LanguageModel
@@ -303,6 +307,43 @@ def test_with_projections_a_channel_turns_as_fast_as_it_decays():
     assert float(log_time.exp().max()) == pytest.approx(32, rel=1e-3)
     assert float(residue.mean()) == pytest.approx(0, abs=0.02)
     assert float(residue.std()) == pytest.approx(0.3, abs=0.03)
+
+
+def one_pass_and_plain(dtype: torch.dtype, autocast: bool, with_state: bool, lengths: list[int] | None = None):
+    """y, the state and all gradients of the layer by the kernel and by tensor operations."""
+    torch.manual_seed(0)
+    mixer, x = Spectral(24, channels=21).to(dtype), torch.randn(3, 300, 24, dtype=dtype, requires_grad=True)
+    mask = None if lengths is None else torch.arange(300) < torch.tensor(lengths)[:, None]
+    h = torch.randn(3, 21, 2, dtype=dtype, requires_grad=True)
+    for operations in (nullcontext(), plain_operations()):
+        state = mixer.init_state(3)._replace(h=h) if with_state else None
+        with operations, torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+            y, after = mixer(x, state, Context(mask=mask))
+        outputs = [y] if after is None else [y, after.h]
+        loss = sum((o * torch.linspace(-1, 1, o.numel(), dtype=o.dtype).view_as(o)).double().sum() for o in outputs)
+        yield [*outputs, *torch.autograd.grad(loss, [x, *mixer.parameters(), *([h] if with_state else [])])]
+
+
+@pytest.mark.parametrize("lengths", [None, [300, 1, 77]], ids=["whole", "mask"])
+@pytest.mark.parametrize("with_state", [False, True], ids=["empty", "state"])
+@pytest.mark.parametrize(("dtype", "autocast"), [(torch.float64, False), (torch.float32, False), (torch.float32, True)])
+def test_one_pass_is_the_operations_one_after_the_other(dtype, autocast, with_state, lengths):
+    for got, expected in zip(*one_pass_and_plain(dtype, autocast, with_state, lengths), strict=True):
+        assert_close(got, expected, tolerance=5e-2 if autocast else 1e-11 if dtype == torch.float64 else 2e-5)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_one_pass_has_gradients_where_a_gate_is_shut_or_open(dtype: torch.dtype):
+    """Decays of 0 and of infinity, and output gates beyond what an exponential holds."""
+    v, rate, gate = [0.5, 1.0, -0.3], [-1e4, -90.0, 1e4], [-1e38, 1e3, -100.0, 100.0, 0.0, 1.0]
+    parts = torch.tensor(v + rate + gate, dtype=dtype).expand(1, 4, 12).clone()
+    gammas, bias = torch.tensor([0.1, 2.0, 8.0], dtype=dtype), torch.zeros(3, dtype=dtype)
+    factor = torch.tensor([[0.6, 0.8]] * 3, dtype=dtype)
+    inputs = [z.requires_grad_() for z in (parts, gammas, bias, factor, torch.ones(1, 3, 2, dtype=dtype))]
+    y, h = gated_scan(*inputs)
+    assert y.isfinite().all()
+    assert h.isfinite().all()
+    assert all(grad.isfinite().all() for grad in torch.autograd.grad(y.sum() + h.sum(), inputs))
 
 
 @pytest.mark.parametrize("preset", ["continuous-transformer", "continuous-transformer-nano"])

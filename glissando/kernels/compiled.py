@@ -239,6 +239,13 @@ def as_rows(tensor: Tensor, leading: int) -> Any:
     return array.reshape(*array.shape[:leading], math.prod(array.shape[leading:]))
 
 
+def as_stored_rows(x: Tensor) -> Any:
+    """x (B, T, ...) as an array (B, T, F), bfloat16 as its bits."""
+    if x.dtype != torch.bfloat16:
+        return as_rows(x, 2)
+    return as_rows(x.detach().contiguous().view(torch.uint16), 2)
+
+
 def in_batches(x: Tensor) -> Tensor:
     """(..., D) as (B, T, D), rows of which threads take several B."""
     batch = x.shape[0] if x.ndim > 2 else 1

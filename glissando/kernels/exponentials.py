@@ -37,21 +37,43 @@ def _expm1_of_type(x):
     return expm1_32
 
 
-@register_jitable
 def exp(x: Any) -> Any:
-    """exp(x) in float32."""
-    y = _COLDEST if x <= _COLDEST else x
-    y = _HOTTEST if y >= _HOTTEST else y
-    n = np.floor(y * _LOG2E + _HALF)
-    f = y - n * _HIGH - n * _LOW
-    p = f * (_ONE + f * (_C2 + f * (_C3 + f * (_C4 + f * (_C5 + f * (_C6 + f * _C7))))))
-    scale = np.int32((np.int32(n) + np.int32(127)) << np.int32(23)).view(np.float32)
-    return p * scale + scale
+    """exp(x) in the working type; in float32 for x from -87 to 88, and beyond that the value at the end."""
+    return math.exp(x)
+
+
+@overload(exp)
+def _exp_of_type(x):
+    if x is not types.float32:
+        return lambda x: math.exp(x)
+
+    def exp_32(x):
+        y = _COLDEST if x <= _COLDEST else x
+        y = _HOTTEST if y >= _HOTTEST else y
+        n = np.floor(y * _LOG2E + _HALF)
+        f = y - n * _HIGH - n * _LOW
+        p = f * (_ONE + f * (_C2 + f * (_C3 + f * (_C4 + f * (_C5 + f * (_C6 + f * _C7))))))
+        scale = np.int32((np.int32(n) + np.int32(127)) << np.int32(23)).view(np.float32)
+        return p * scale + scale
+
+    return exp_32
 
 
 @register_jitable
 def sigmoid(x: Any) -> Any:
     return _ONE / (_ONE + exp(-x))
+
+
+def logistic(x: Any) -> Any:
+    """sigmoid(x) in the working type; in float32 0 where exp(-x) ends, as its product with a large x is."""
+    return 1 / (1 + math.exp(-x))
+
+
+@overload(logistic)
+def _logistic_of_type(x):
+    if x is not types.float32:
+        return lambda x: 1 / (1 + math.exp(-x))
+    return lambda x: _ZERO if x <= _COLDEST else sigmoid(x)
 
 
 @register_jitable

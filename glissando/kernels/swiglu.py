@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from glissando.kernels.compiled import as_rows, over_rows, require_backend, use_numba
+from glissando.kernels.compiled import as_stored_rows, over_rows, require_backend, use_numba
 from glissando.kernels.plain import resolved
 
 #: numbers from which a kernel pays without gradients
@@ -45,10 +45,8 @@ def _tokens(x: Tensor) -> Tensor:
     return x.detach().resolve_neg().reshape(math.prod(x.shape[:-1]), 1, x.shape[-1])
 
 
-def _numbers(x: Tensor) -> Any:
-    """An array (N, 1, D), bfloat16 as its bits."""
-    tokens = _tokens(x)
-    return as_rows(tokens.view(torch.uint16) if x.dtype == torch.bfloat16 else tokens, 2)
+def _rows(x: Tensor) -> Any:
+    return as_stored_rows(_tokens(x))
 
 
 def _forward(h: Tensor, by_kernel: bool) -> Tensor:
@@ -56,7 +54,7 @@ def _forward(h: Tensor, by_kernel: bool) -> Tensor:
         from glissando.kernels.swiglu_numba import forward
 
         y = h.new_empty(*h.shape[:-1], h.shape[-1] // 2)
-        over_rows(forward, _tokens(h), _numbers(h), _numbers(y))
+        over_rows(forward, _tokens(h), _rows(h), _rows(y))
         return y
     gate, up = h.chunk(2, -1)
     return F.silu(gate).mul_(up)
@@ -80,7 +78,7 @@ class _SwiGLU(torch.autograd.Function):
         if ctx.by_kernel:
             from glissando.kernels.swiglu_numba import backward
 
-            over_rows(backward, _tokens(h), _numbers(h), _numbers(grad), _numbers(grad_h))
+            over_rows(backward, _tokens(h), _rows(h), _rows(grad), _rows(grad_h))
             return grad_h, None
         gate, up = h.chunk(2, -1)
         grad_gate, grad_up = grad_h.chunk(2, -1)

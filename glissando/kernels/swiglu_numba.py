@@ -5,35 +5,9 @@ h (B, T, 2 F), y, g (B, T, F): float32, float64, or the bits of bfloat16 as uint
 
 from __future__ import annotations
 
-from typing import Any
-
-import numpy as np
-from numba import types
-from numba.extending import overload
-
 from glissando.kernels.compiled import kernel
-from glissando.kernels.exponentials import exp64, sigmoid
+from glissando.kernels.exponentials import logistic
 from glissando.kernels.products import as_computed, as_stored
-
-#: at it and below a sigmoid is 0, as the exponential in float32 ends there
-_LEAST, _ZERO = np.float32(-87), np.float32(0)
-
-
-def _logistic(x: Any) -> Any:
-    """1 / (1 + exp(-x)) in the type of x."""
-    return 1 / (1 + np.exp(-x))
-
-
-@overload(_logistic)
-def _logistic_of_type(x):
-    if x == types.float32:
-        return lambda x: _ZERO if x <= _LEAST else sigmoid(x)
-
-    def logistic64(x):
-        e = exp64(-abs(x))
-        return (1.0 if x >= 0 else e) / (1.0 + e)
-
-    return logistic64
 
 
 @kernel
@@ -45,7 +19,7 @@ def forward(h, y, first, last):
             gate, up, result = h[b, t, :size], h[b, t, size:], y[b, t]
             for i in range(size):
                 a = as_computed(gate[i])
-                result[i] = as_stored(a * _logistic(a) * as_computed(up[i]), gate[i])
+                result[i] = as_stored(a * logistic(a) * as_computed(up[i]), gate[i])
 
 
 @kernel
@@ -58,7 +32,7 @@ def backward(h, g, grad_h, first, last):
             grad_gate, grad_up = grad_h[b, t, :size], grad_h[b, t, size:]
             for i in range(size):
                 a, flow = as_computed(gate[i]), as_computed(arrived[i])
-                s = _logistic(a)
+                s = logistic(a)
                 silu = a * s
                 grad_up[i] = as_stored(flow * silu, gate[i])
                 grad_gate[i] = as_stored(flow * as_computed(up[i]) * (s + silu * (1 - s)), gate[i])

@@ -38,9 +38,10 @@ from glissando.config import options
 from glissando.errors import ConfigError, NotCompiled, Refused
 from glissando.kernels.loop import exporting
 from glissando.kernels.precise import widest
-from glissando.kernels.scan import scan, scan_pairs
+from glissando.kernels.scan import scan_pairs
 from glissando.mixers.base import Context, Mixer, Picture, initialized, last_real, placement, register_mixer
 from glissando.mixers.memory import starting_turns
+from glissando.mixers.spectral.one_pass import gated_scan, has_kernel
 from glissando.mixers.spectral.phase_gate import phase_gate
 from glissando.mixers.spectral.rational_filter import rational_filter
 from glissando.precision import exact, without_autocast
@@ -169,43 +170,21 @@ class Spectral(Mixer):
 
     def decay_times(self, x: Tensor) -> Tensor:
         """1 / gamma (B, T, N) in tokens, how long a channel remembers; x (B, T, D) as the mixer is given it."""
-        _, rate, _ = self._project(x)
+        _, rate, _ = self._split(self.project(x) if self.config.projections else x)
         return (1 / self._rates(rate, self._derive())).expand(*x.shape[:2], self.channels)
 
     def forward(
         self, x: Tensor, state: SpectralState | None = None, ctx: Context | None = None
     ) -> tuple[Tensor, SpectralState | None]:
         ctx = self.context(ctx)
-        entry, rate, gate = self._project(x)
+        parts = self.project(x) if self.config.projections else x
         with without_autocast(x.device.type):
-            constants = self._constants(ctx)
-            u = exact(entry)
-            if entry.shape[-1] != self.channels and not exporting():  # complex: filtered, gated by phase, or pairs of x
-                u = torch.view_as_complex(u.contiguous().view(*x.shape[:2], self.channels, 2))
-            if constants.f is not None and constants.g is not None:
-                u = rational_filter(u, constants.f, constants.g)
-            if constants.gate is not None:
-                position = zeros_position(len(u), u.device) if state is None else state.position
-                u = phase_gate(u, *constants.gate, position)
-            a, gamma = constants.factor, constants.gamma
-            if self.config.projections:
-                gamma = self._rates(rate, constants)
-                # At gamma = 0, where a gate is shut beyond what the type holds, the root has no slope: it ends before.
-                kept = (-torch.expm1(-2 * gamma)).clamp_min(torch.finfo(gamma.dtype).tiny)
-                u = u * torch.sqrt(kept)
-                if ctx.dt is None:
-                    a = _scaled(torch.exp(-gamma), a)
-            if ctx.dt is not None:
-                a = aged(gamma, constants.turn, ctx.dt)
-            start = None if state is None else state.h
-            if torch.compiler.is_compiling() or exporting():
-                h, last = scan_pairs(a, u, start)
-            else:  # what scan_pairs does, without a call more
-                start = None if start is None else torch.view_as_complex(start)
-                h, last = map(torch.view_as_real, scan(torch.view_as_complex(a), u, start))
-            y = h.flatten(-2)
-        if gate is not None:
-            y = y.to(gate.dtype) * F.silu(gate)
+            constants, start = self._constants(ctx), None if state is None else state.h
+            if self._in_one_pass(parts, constants, ctx):
+                y, h = gated_scan(parts, 8 * constants.gamma, exact(self.decay_bias), constants.factor, start)
+                last = h[:, -1].clone()
+            else:
+                y, h, last = self._in_steps(parts, constants, state, ctx)
         y = self.out(y.to(x.dtype)) if self.config.projections else y.to(x.dtype)
         if state is None:
             return y, None
@@ -213,6 +192,38 @@ class Spectral(Mixer):
             return y, SpectralState(last.to(state.h.dtype), state.position + h.shape[1])
         counts = ctx.counts(h)
         return y, SpectralState(last_real(h, counts, state.h), state.position + counts)
+
+    def _in_one_pass(self, parts: Tensor, constants: _Constants, ctx: Context) -> bool:
+        c = self.config
+        plain = c.projections and not (c.filter or c.phase_gate or exporting()) and ctx.dt is None
+        return plain and has_kernel(parts, constants.gamma, exact(self.decay_bias))
+
+    def _in_steps(
+        self, parts: Tensor, constants: _Constants, state: SpectralState | None, ctx: Context
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """y before the output's map, every h and the last one, by one operation after the other."""
+        entry, rate, gate = self._split(parts)
+        u = exact(entry)
+        if entry.shape[-1] != self.channels and not exporting():  # complex: filtered, gated by phase, or pairs of x
+            u = torch.view_as_complex(u.contiguous().view(*parts.shape[:2], self.channels, 2))
+        if constants.f is not None and constants.g is not None:
+            u = rational_filter(u, constants.f, constants.g)
+        if constants.gate is not None:
+            position = zeros_position(len(u), u.device) if state is None else state.position
+            u = phase_gate(u, *constants.gate, position)
+        a, gamma = constants.factor, constants.gamma
+        if self.config.projections:
+            gamma = self._rates(rate, constants)
+            # At gamma = 0, where a gate is shut beyond what the type holds, the root has no slope: it ends before.
+            kept = (-torch.expm1(-2 * gamma)).clamp_min(torch.finfo(gamma.dtype).tiny)
+            u = u * torch.sqrt(kept)
+            if ctx.dt is None:
+                a = _scaled(torch.exp(-gamma), a)
+        if ctx.dt is not None:
+            a = aged(gamma, constants.turn, ctx.dt)
+        h, last = scan_pairs(a, u, None if state is None else state.h)
+        y = h.flatten(-2)
+        return y if gate is None else y.to(gate.dtype) * F.silu(gate), h, last
 
     growth_axes = frozenset({"state"})
 
@@ -266,7 +277,7 @@ class Spectral(Mixer):
             builder.emit("SCAN_PAIRS", builder.weights(constants.factor), x, y, 2 * n, h.at)
             return y, state
         parts = builder.linear(self.project.weight, None, x)
-        vectors = builder.weights(8 * constants.gamma, self.decay_bias, *constants.factor.unbind(-1))
+        vectors = builder.weights(8 * constants.gamma, self.decay_bias, constants.factor)
         builder.emit("SPECTRAL", parts, parts + n, y, n, vectors, h.at)
         y = builder.silu_product(parts + 2 * n, y, 2 * n)
         return builder.linear(self.out.weight, None, y), state
@@ -300,11 +311,9 @@ class Spectral(Mixer):
             gate = (exact(self.gate_alpha), exact(self.gate_beta), exact(self.omega))
         return _Constants(gamma, turn, factor, f, g, gate)
 
-    def _project(self, x: Tensor) -> tuple[Tensor, Tensor | None, Tensor | None]:
+    def _split(self, parts: Tensor) -> tuple[Tensor, Tensor | None, Tensor | None]:
         """The channels' input, and the pre-activations of the decay and of the output gate."""
-        if not self.config.projections:
-            return x, None, None
-        return self.project(x).split(self.sizes, -1)
+        return parts.split(self.sizes, -1) if self.config.projections else (parts, None, None)
 
     def _rates(self, rate: Tensor | None, constants: _Constants) -> Tensor:
         """gamma, (N,) or, with projections, (B, T, N)."""

@@ -12,13 +12,15 @@ import math
 import numpy as np
 
 from glissando.kernels.compiled import kernel
-from glissando.kernels.exponentials import exp, expm1, sigmoid
+from glissando.kernels.exponentials import exp, expm1, logistic
+from glissando.kernels.products import as_computed, as_stored
 
 #: steps summed in the working precision before they are added to a float64 total
 _RUN = 256
 
 _TURN = 2 * math.pi
-_TWO, _TINY = np.float32(2), np.float32(np.finfo(np.float32).tiny)
+_TWO, _TINY = np.float32(2), np.finfo(np.float32).tiny
+_SMALLEST = np.float32(math.sqrt(_TINY))
 
 
 @kernel
@@ -146,19 +148,111 @@ def gate_backward(s, tanh, alpha, beta, omega, position, grad, grad_s, sums, fir
 
 
 @kernel
+def _advance(v, rate, gammas, bias, factor, before, h):
+    """One token with projections: h (2 N) after it from `before`; gammas is 8 gamma, factor the pairs exp(i w)."""
+    for i in range(len(bias)):
+        g = gammas[i] * logistic(as_computed(rate[i]) + bias[i])
+        kept = -expm1(-_TWO * g)
+        kept = kept if kept > _TINY else _TINY
+        u, a = as_computed(v[i]) * math.sqrt(kept), exp(-g)
+        real, imag = a * before[2 * i], a * before[2 * i + 1]
+        h[2 * i] = real * factor[2 * i] - imag * factor[2 * i + 1] + u
+        h[2 * i + 1] = real * factor[2 * i + 1] + imag * factor[2 * i]
+
+
+@kernel
+def forward(parts, gammas, bias, factor, h0, h, y, first, last):
+    """h (B, T, 2 N), and y = h silu(gate), of parts = [v, rate, gate] (B, T, 4 N)."""
+    n = len(bias)
+    for b in range(first, last):
+        before = h0[b]
+        for t in range(parts.shape[1]):
+            gate, states, out = parts[b, t, 2 * n :], h[b, t], y[b, t]
+            _advance(parts[b, t, :n], parts[b, t, n : 2 * n], gammas, bias, factor, before, states)
+            for i in range(2 * n):
+                a = as_computed(gate[i])
+                out[i] = as_stored(states[i] * a * logistic(a), gate[i])
+            before = states
+
+
+@kernel
+def _decays(rate, gammas, bias, s, a, m):
+    """sigmoid(r), a = exp(-g) and m = sqrt(1 - a^2) of one token."""
+    for i in range(len(bias)):
+        s[i] = logistic(as_computed(rate[i]) + bias[i])
+    for i in range(len(bias)):
+        g = gammas[i] * s[i]
+        kept = -expm1(-_TWO * g)
+        a[i], m[i] = exp(-g), math.sqrt(kept if kept > _TINY else _TINY)
+
+
+@kernel
+def _gate_back(gate, h, grad_y, grad_gate, flow):
+    """With s = sigmoid(gate):  grad_gate = grad_y h s (1 + gate (1 - s)),  flow += grad_y gate s."""
+    for i in range(len(flow)):
+        x, come = as_computed(gate[i]), as_computed(grad_y[i])
+        s = logistic(x)
+        grad_gate[i] = as_stored(come * h[i] * s * (1 + x * (1 - s)), gate[i])
+        flow[i] += come * x * s
+
+
+@kernel
+def backward(parts, gammas, bias, factor, h0, h, grad_y, grad_h, grad_parts, sums, carry, first, last):
+    """carry (B, 2 N) holds zeros and leaves as the gradient of h0; grad_h (B, T, 2 N or 0). With s the gradient that
+    arrives at h_t, R = exp(i w) h_{t-1}, a = exp(-g), m^2 = 1 - a^2 and g = gammas sigmoid(r):
+
+    dv = m Re s,   dg = v Re(s) a^2 / m - a Re(conj(s) R),   carry = a exp(-i w) s
+    sums[b] (4, N) += dg sigmoid(r), dg gammas sigmoid'(r), and the pairs of a s conj(h_{t-1})
+
+    Loops write to two arrays at most: where more could overlap, they are not vectorised.
+    """
+    n = len(bias)
+    scratch, run = np.empty((6, n), h.dtype), np.zeros((4, n), h.dtype)
+    s, a, m, slope, real, imag = scratch[0], scratch[1], scratch[2], scratch[3], scratch[4], scratch[5]
+    of_gamma, of_bias, of_real, of_imag = run[0], run[1], run[2], run[3]
+    for b in range(first, last):
+        flow = carry[b]
+        for t in range(parts.shape[1] - 1, -1, -1):
+            v, rate, gate = parts[b, t, :n], parts[b, t, n : 2 * n], parts[b, t, 2 * n :]
+            grad_v, grad_rate, grad_gate = grad_parts[b, t, :n], grad_parts[b, t, n : 2 * n], grad_parts[b, t, 2 * n :]
+            arrived, states, past = grad_y[b, t], h[b, t], h[b, t - 1] if t > 0 else h0[b]
+            _gate_back(gate, states, arrived, grad_gate, flow)
+            for i in range(grad_h.shape[2]):
+                flow[i] += grad_h[b, t, i]
+            _decays(rate, gammas, bias, s, a, m)
+            for i in range(n):
+                x, y, p, q = flow[2 * i], flow[2 * i + 1], past[2 * i], past[2 * i + 1]
+                real[i], imag[i] = a[i] * (x * p + y * q), a[i] * (y * p - x * q)
+            for i in range(n):
+                moved = real[i] * factor[2 * i] + imag[i] * factor[2 * i + 1]
+                drawn = as_computed(v[i]) * flow[2 * i] * a[i] * a[i] / m[i]
+                slope[i] = (drawn if m[i] > _SMALLEST else 0 * drawn) - moved
+            for i in range(n):
+                grad_v[i] = as_stored(m[i] * flow[2 * i], v[i])
+            for i in range(n):
+                change = slope[i] * gammas[i] * s[i] * (1 - s[i])
+                grad_rate[i] = as_stored(change, v[i])
+                of_bias[i] += change
+            for i in range(n):
+                of_gamma[i] += slope[i] * s[i]
+            for i in range(n):
+                of_real[i] += real[i]
+                of_imag[i] += imag[i]
+            for i in range(n):
+                x, y, c, d = flow[2 * i], flow[2 * i + 1], factor[2 * i], factor[2 * i + 1]
+                flow[2 * i], flow[2 * i + 1] = a[i] * (x * c + y * d), a[i] * (y * c - x * d)
+            if t % _RUN == 0:
+                sums[b] += run
+                run[:] = 0
+
+
+@kernel
 def step(v, rate, vectors, h, y):
     """One decoded token with projections: h (2 N) pairs, moved on, and copied to y.
 
-    vectors (4, N) flat: 8 gamma, the decay's bias, cos w, sin w
+    vectors (4 N): 8 gamma, the decay's bias, exp(i w) in pairs
     """
     n = len(v)
-    gamma, bias, cos, sin = vectors[:n], vectors[n : 2 * n], vectors[2 * n : 3 * n], vectors[3 * n :]
-    for i in range(n):
-        g = gamma[i] * sigmoid(rate[i] + bias[i])
-        kept = -expm1(-_TWO * g)
-        kept = kept if kept > _TINY else _TINY
-        u, a = v[i] * math.sqrt(kept), exp(-g)
-        real, imag = a * h[2 * i], a * h[2 * i + 1]
-        p = real * cos[i] - imag * sin[i] + u
-        q = real * sin[i] + imag * cos[i]
-        h[2 * i], h[2 * i + 1], y[2 * i], y[2 * i + 1] = p, q, p, q
+    _advance(v, rate, vectors[:n], vectors[n : 2 * n], vectors[2 * n :], h, h)
+    for i in range(2 * n):
+        y[i] = h[i]

@@ -56,12 +56,8 @@ def single(q: Tensor, k: Tensor, v: Tensor, e: Tensor, inverse: Tensor, past: Te
 # Operations of a graph: torch.compile cannot see into the kernels, and need not.
 
 
-@torch.library.custom_op("glissando::tau_fast", mutates_args=())
-def differentiable(
-    q: Tensor, k: Tensor, v: Tensor, e: Tensor, inverse: Tensor, past: Tensor
-) -> tuple[Tensor, Tensor, Tensor]:
-    """`forward` with gradients for all but past; see cut.py and backward.py."""
-    return forward(q, k, v, e, inverse, past)
+#: `forward` with gradients for all but past; see cut.py and backward.py.
+differentiable = torch.library.custom_op("glissando::tau_fast", forward, mutates_args=())
 
 
 @differentiable.register_fake
