@@ -11,12 +11,11 @@ import math
 from collections.abc import Callable
 from typing import Literal
 
-from torch import Tensor, nn
+from torch import nn
 
 from glissando.block import Block
 from glissando.depth import Depth
 from glissando.depth.discrete import Stack
-from glissando.mixers import Mixer
 
 Scheme = Literal["scaled", "torch", "xavier"]
 
@@ -32,16 +31,6 @@ def _branches(block: nn.Module) -> int:
     return 1 if getattr(block, "mlp", None) is None else 2
 
 
-def last_projections(mixer: Mixer) -> list[Tensor]:
-    """The matrices that write a mixer's output into the residual: its `out`, where it has one that is a linear map.
-
-    None of a liquid mixer, whose `out` is its layer's: its modes start from an empty state and are quiet by themselves;
-    with smaller projections it was measured to learn more slowly.
-    """
-    out = getattr(mixer, "out", None)
-    return [out.weight] if isinstance(out, nn.Linear) else []
-
-
 def initialize(model: nn.Module, depth: Depth, scheme: Scheme) -> None:
     """Start the linear maps and tables of `model` by the scheme, then let each part start its own parameters."""
     if scheme != "torch":
@@ -55,9 +44,11 @@ def initialize(model: nn.Module, depth: Depth, scheme: Scheme) -> None:
     if scheme == "scaled":
         std = 0.02 / math.sqrt(max(1, residual_branches(depth)))
         for block in (module for module in model.modules() if isinstance(module, Block)):
-            mlp = [] if block.mlp is None else [block.mlp.down.weight]
-            for matrix in (*last_projections(block.mixer), *mlp):
-                nn.init.normal_(matrix, std=std)
+            # A liquid mixer's `out` is its layer's: its modes start from an empty state and are quiet by themselves;
+            # with smaller projections it was measured to learn more slowly.
+            for last in (getattr(block.mixer, "out", None), getattr(block.mlp, "down", None)):
+                if isinstance(last, nn.Linear):
+                    nn.init.normal_(last.weight, std=std)
     for reset in (own_initialization(module) for module in model.modules() if module is not model):
         if reset is not None:
             reset()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -54,7 +54,9 @@ def load(path: str | Path, overrides: Mapping[str, Any] | None = None, trust_imp
     changes = merge(ModelConfig, overrides or {})
     values = merge(ModelConfig, options, changes)
     config = from_dict(ModelConfig, values, "model")
-    _require_effect(config, from_dict(ModelConfig, options, "model"), flat(changes))
+    for each in starting_differences(config, from_dict(ModelConfig, options, "model"), "model"):
+        if (name := each.path.removeprefix("model.")) in flat(changes):
+            raise ConfigError(f"{name} sets where new numbers start, and the weights have theirs; leave it out")
     tokenizer = run.read_tokenizer()
     if tokenizer is not None and tokenizer.vocab_size > config.vocab_size:
         raise RunError(
@@ -99,11 +101,3 @@ def with_weights_of(run: Run, build: Callable[[], M]) -> M:
     except RuntimeError as error:
         raise RunError(f"{differ} {error}") from error
     return model
-
-
-def _require_effect(config: ModelConfig, saved: ModelConfig, changes: Collection[str]) -> None:
-    """Raise ConfigError for a change of an option that only sets where new numbers start: these are the run's own."""
-    for each in starting_differences(config, saved, "model"):
-        name = each.path.removeprefix("model.")
-        if name in changes:
-            raise ConfigError(f"{name} sets where new numbers start, and the weights have theirs; leave it out")

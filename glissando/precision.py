@@ -43,17 +43,12 @@ def flush_subnormals() -> None:
 @contextmanager
 def flushed_subnormals() -> Iterator[None]:
     """`flush_subnormals` within alone: afterwards this thread has the mode that it had before."""
-    before = _flushes_subnormals()
+    before = not torch.tensor(torch.finfo(torch.float32).tiny).mul(0.5).is_nonzero()
     flush_subnormals()
     try:
         yield
     finally:
         torch.set_flush_denormal(before)
-
-
-def _flushes_subnormals() -> bool:
-    smallest = torch.tensor(torch.finfo(torch.float32).tiny)
-    return not smallest.mul(0.5).is_nonzero()
 
 
 def computes_bfloat16(accelerator: str) -> bool:

@@ -101,17 +101,13 @@ def fit_room(state: State, spare: bool = False) -> State:
     """
     if hasattr(state, "with_capacity"):  # Slotted, whose own check is slow
         filled = max(state.filled.tolist(), default=0)
-        needed = _doubling(filled) if spare else filled
+        # the least of 64, 128, 256, ... that is not below what is filled
+        needed = 64 << (max(filled - 1, 0) // 64).bit_length() if spare else filled
         return state.with_capacity(needed) if state.capacity > (max(needed, 2 * filled) if spare else needed) else state
     if isinstance(state, tuple):
         children = [fit_room(child, spare) for child in state]
         return type(state)(*children) if hasattr(state, "_fields") else tuple(children)
     return state
-
-
-def _doubling(filled: int) -> int:
-    """The least of 64, 128, 256, ... that is not below `filled`."""
-    return 64 << (max(filled - 1, 0) // 64).bit_length()
 
 
 def detach(state: State) -> State:

@@ -128,8 +128,9 @@ def remove_directory(path: str | Path) -> None:
 
 def sweep(directory: Path) -> None:
     """Deletes temporaries of dead processes in `directory` and puts back what a crash left renamed aside."""
-    for path, match in _leftovers(directory):
-        if not _abandoned(path, match):
+    for path in sorted(directory.iterdir()):
+        match = _LEFTOVER.fullmatch(path.name)
+        if match is None or not _abandoned(path, match):
             continue
         target = directory / match["name"]
         with contextlib.suppress(OSError):  # another process may sweep too; what stays is tried next time
@@ -209,11 +210,6 @@ def is_leftover(path: Path) -> bool:
     """Whether it is the temporary of a save that has not ended, or of one that was killed."""
     match = _LEFTOVER.fullmatch(path.name)
     return match is not None and match["kind"] == "tmp"
-
-
-def _leftovers(directory: Path) -> list[tuple[Path, re.Match[str]]]:
-    matches = ((path, _LEFTOVER.fullmatch(path.name)) for path in sorted(directory.iterdir()))
-    return [(path, match) for path, match in matches if match]
 
 
 def _abandoned(path: Path, match: re.Match[str]) -> bool:

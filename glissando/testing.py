@@ -17,7 +17,7 @@ runs every law on the class in float64 and raises LawError, an AssertionError, t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from itertools import islice, pairwise
 from typing import Any, get_args
 
@@ -309,13 +309,8 @@ def _gradients(module: nn.Module, y: Tensor) -> dict[str, Tensor]:
     module.zero_grad()
     generator = torch.Generator().manual_seed(1)
     (y * torch.randn(y.shape, generator=generator, dtype=y.dtype)).sum().backward(retain_graph=True)
-    return dict(_named_gradients(module))
-
-
-def _named_gradients(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    for name, parameter in module.named_parameters():
-        if parameter.requires_grad:
-            yield name, torch.zeros_like(parameter) if parameter.grad is None else parameter.grad.clone()
+    trained = ((name, parameter) for name, parameter in module.named_parameters() if parameter.requires_grad)
+    return {name: torch.zeros_like(p) if p.grad is None else p.grad.clone() for name, p in trained}
 
 
 def _require(holds: bool, law: str, message: str) -> None:

@@ -121,7 +121,8 @@ def _run(command: str, arguments: list[str]) -> int:
         # As shells have it for a program that SIGPIPE ends: what was to be made may not be there.
         return 141 if command in _MAKERS else 0
     except OSError as error:
-        print(f"glissando {command}: {_refusal(error)}", file=sys.stderr)
+        places = " -> ".join(repr(str(path)) for path in (error.filename, error.filename2) if path is not None)
+        print(f"glissando {command}: {error.strerror or error}{places and f': {places}'}", file=sys.stderr)
         return 1
     except (MemoryError, RuntimeError) as error:
         if not (missing := _missing_memory(error)):
@@ -148,9 +149,3 @@ def _missing_memory(error: MemoryError | RuntimeError) -> str | None:
         f"not enough memory{f': {refused}' if refused else ''}. Lower the batch (--data.batch_size), the length of its "
         "rows (--data.seq_len) or the sizes of the model"
     )
-
-
-def _refusal(error: OSError) -> str:
-    """What the system refused, and where: "Permission denied: 'runs/first'"."""
-    places = [repr(str(place)) for place in (error.filename, error.filename2) if place is not None]
-    return f"{error.strerror or error}{': ' if places else ''}{' -> '.join(places)}"

@@ -18,7 +18,7 @@ from glissando.errors import ConfigError, DataError, RunError
 if TYPE_CHECKING:
     from glissando.model import LanguageModel
 
-#: products of a weight and a token
+#: products of a weight and a byte of a short prompt: what a thread does in some tenths of a second
 _SHORT = 2e9
 EXAMPLE = 'glissando generate runs/first --prompt "Once upon a time" --max_tokens 300 --temperature 0.7 --seed 1'
 
@@ -121,9 +121,10 @@ def _write(o: Options) -> None:
             if abs(value) > 1:
                 print(f"{name}={value:g} is outside -1 to 1, where this model was trained.", file=sys.stderr)
     compiled = require_step(o, model)
+    is_short = len(o.prompt) == 1 and len(o.prompt[0].encode(errors="replace")) * model.num_parameters() < _SHORT
     # A text that goes on in another process is to have the same bits there; and where PyTorch reads no more than a
     # short prompt, measuring takes longer than a second thread could save.
-    one_thread = o.save_state is not None or o.load_state is not None or (compiled and _is_short(o.prompt, model))
+    one_thread = o.save_state is not None or o.load_state is not None or (compiled and is_short)
     choose_threads(o, len(o.prompt), model.config.hidden_size, 1 if one_thread else None)
     # A terminal obeys control characters, which an untrained model writes freely; a file gets what was written.
     shown = visible if sys.stdout.isatty() else str
@@ -145,11 +146,6 @@ def _write(o: Options) -> None:
             print(shown(prompt + text), flush=True)
     if full:
         print(f"stopped at the model's {model.config.max_length} positions", file=sys.stderr)
-
-
-def _is_short(prompts: Sequence[str], model: LanguageModel) -> bool:
-    """One prompt, in whose bytes the model multiplies less than a thread does in some tenths of a second."""
-    return len(prompts) == 1 and len(prompts[0].encode(errors="replace")) * model.num_parameters() < _SHORT
 
 
 def _write_one(

@@ -131,7 +131,8 @@ def options_of(hint: Any, section: str, value: Any = None) -> Iterator[Option]:
     kinds: dict[tuple[Any, str], list[str]] = {}
     for kind, cls in classes.items():
         for field in listed(cls):
-            key = cls if registry is None else _declares(cls, field.name), field.name
+            declares = (base for base in cls.__mro__ if field.name in inspect.get_annotations(base))
+            key = cls if registry is None else next(declares, cls), field.name
             fields.setdefault(key, field)
             kinds.setdefault(key, []).append(kind)
     for (cls, _), field in fields.items():
@@ -146,11 +147,6 @@ def options_of(hint: Any, section: str, value: Any = None) -> Iterator[Option]:
         yield Option(section, some, f"{section}{which}: {_first_line(cls)}", f"--{name}", text, part is not None)
     for name, (type_, part) in inner.items():
         yield from options_of(type_, name, part)
-
-
-def _declares(cls: type, name: str) -> type:
-    """The class that declares a field of `cls`, itself or a base."""
-    return next((base for base in cls.__mro__ if name in inspect.get_annotations(base)), cls)
 
 
 def _grouped(options: Iterable[Option]) -> Iterator[str]:

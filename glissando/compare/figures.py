@@ -76,7 +76,8 @@ def _curves(axes: Any, results: Sequence[ModelResult], column: str, label: str, 
             seen = [(row[column], row["train_bits_per_byte"]) for row in rows]
             axes.plot(*zip(*seen, strict=True), color=_SERIES[i % len(_SERIES)], linewidth=0.6, alpha=0.25)
             if points := [(row[column], row["valid_bits_per_byte"]) for row in rows if "valid_bits_per_byte" in row]:
-                _plot(axes, i, points, name)
+                style = {"color": _SERIES[i % len(_SERIES)], "linewidth": 1.5, "markersize": 3.5, "label": name}
+                axes.plot(*zip(*points, strict=True), marker=_MARKERS[i % 8], **style)
                 curves.append(points)
                 name = None  # one entry in the legend
     axes.set(xlabel=label, ylabel="bits per byte")
@@ -84,11 +85,6 @@ def _curves(axes: Any, results: Sequence[ModelResult], column: str, label: str, 
     if curves:
         _loss_axis(axes, curves, floor)
     return bool(curves)
-
-
-def _plot(axes: Any, index: int, points: Sequence[tuple[float, float]], name: str | None) -> None:
-    style = {"color": _SERIES[index % len(_SERIES)], "linewidth": 1.5, "markersize": 3.5, "label": name}
-    axes.plot(*zip(*points, strict=True), marker=_MARKERS[index % 8], **style)
 
 
 def _loss_axis(axes: Any, curves: Sequence[Sequence[tuple[float, float]]], floor: float | None) -> None:

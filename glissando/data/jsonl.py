@@ -72,14 +72,10 @@ class Fields(NamedTuple):
             values = [values[name] for name in names]
         if not isinstance(values, list) or len(values) != len(names):
             raise _BadLine(f"`control` is not a list of {len(names)} numbers ({', '.join(names)})")
-        if not all(_is_number(value) for value in values):
+        numbers = [value for value in values if isinstance(value, int | float) and not isinstance(value, bool)]
+        if len(numbers) < len(names) or not all(-_LARGEST <= number <= _LARGEST for number in numbers):
             raise _BadLine("`control` has a value that is not a finite number of float32")
-        return [float(value) for value in values]
-
-
-def _is_number(value: object) -> bool:
-    """Whether it is one that float32 has, NaN and infinity left out."""
-    return isinstance(value, int | float) and not isinstance(value, bool) and -_LARGEST <= value <= _LARGEST
+        return [float(number) for number in numbers]
 
 
 class JsonlSource:

@@ -102,8 +102,14 @@ class TextCorpus(Corpus):
 
     def _train_batches(self, start: int, shard: Shard) -> Iterator[Batch]:
         rows = np.array(shard_rows(self.batch_size, shard), np.int64)
+        free = _size(self._train) - self.seq_len
         for step in count(start):
-            yield self._train.batch(self._offsets(step * self.batch_size + rows), self.seq_len)
+            numbers = step * self.batch_size + rows
+            if self._stride is None:
+                first = random_below(free + 1, self._seed, numbers)
+            else:
+                first = self._stride * shuffled(numbers, free // self._stride + 1, self._seed)
+            yield self._train.batch(first, self.seq_len)
 
     @property
     def turns(self) -> int:
@@ -123,13 +129,6 @@ class TextCorpus(Corpus):
             circle, place = np.divmod(step // turns + lanes * number // total, number)
             first = place * self.seq_len + random_below(spare + 1, self._seed, circle)
             yield self._train.batch(first, self.seq_len)._replace(fresh=torch.from_numpy(place == 0))
-
-    def _offsets(self, rows: np.ndarray) -> np.ndarray:
-        """(B,) first token that each global row reads."""
-        free = _size(self._train) - self.seq_len
-        if self._stride is None:
-            return random_below(free + 1, self._seed, rows)
-        return self._stride * shuffled(rows, free // self._stride + 1, self._seed)
 
     def _valid_batches(self, start: int, shard: Shard) -> Iterator[Batch]:
         """Window k predicts tokens from k * seq_len on."""

@@ -61,7 +61,11 @@ class Stack(Depth):
         # The blocks first: loading ends in them where a configuration has more than the weights can be of.
         self.blocks = nn.ModuleList([make_block(i) for i in range(config.layers)])
         self.order = [step % config.layers for step in range(applications)]
-        self.gated, self.gates = learned_gates(config.gated, applications)
+        gated, most = config.gated, applications - 1
+        if len(set(gated)) < len(gated) or any(not 0 <= step <= most for step in gated):
+            raise ConfigError(f"depth.gated lists applications, each once and from 0 to {most}; got {gated}")
+        self.gated = {step: index for index, step in enumerate(gated)}
+        self.gates = nn.Parameter(torch.zeros(len(gated))) if gated else None
         width: int = self.blocks[0].hidden_size  # type: ignore[assignment]
         self.step_bias = nn.Parameter(torch.empty(applications, width)) if marks_steps else None
         self.shortcuts = new_shortcuts(config.shortcuts, applications, width)
@@ -175,13 +179,3 @@ class DiscreteDepth(Stack):
         gate, mean = self.gate.lower(builder, change)
         builder.emit("GATE", x, change, gated, size, gate)
         return gated, (state, mean)
-
-
-def learned_gates(gated: list[int], applications: int) -> tuple[dict[int, int], nn.Parameter | None]:
-    """The place of each gated application among the gates, and the gates, which start at 0.
-
-    Raises ConfigError for applications that there are none of, or twice.
-    """
-    if len(set(gated)) < len(gated) or any(not 0 <= step < applications for step in gated):
-        raise ConfigError(f"depth.gated lists applications, each once and from 0 to {applications - 1}; got {gated}")
-    return {step: index for index, step in enumerate(gated)}, nn.Parameter(torch.zeros(len(gated))) if gated else None

@@ -86,7 +86,8 @@ def show(
 ) -> None:
     """One forward of `model` in the mode that it is in, in which `watcher` is shown each of `mixers`' inputs."""
     # By calling the model, and not a part of it, because that is what gathers a sharded model's weights.
-    with _watched(mixers, watcher), _same_random_state(inputs.device):
+    # What draws numbers inside, such as dropout, leaves no trace.
+    with _watched(mixers, watcher), torch.random.fork_rng([inputs.device] if inputs.is_cuda else []):
         model(inputs, mask=mask, control=control, dt=dt)
 
 
@@ -106,8 +107,3 @@ def _watched(mixers: list[Any], watcher: Watcher) -> Iterator[None]:
 def _signature(x: Tensor, state: Any = None, ctx: Context | None = None) -> tuple[Tensor, Context]:
     """Bind arguments as Mixer.forward does."""
     return x, ctx or EMPTY
-
-
-def _same_random_state(device: torch.device) -> contextlib.AbstractContextManager:
-    """What draws numbers inside, such as dropout, leaves no trace."""
-    return torch.random.fork_rng([device] if device.type == "cuda" else [])

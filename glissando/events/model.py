@@ -184,7 +184,8 @@ class EventModel(TableModel):
         parts = [self._of_gaps(gaps)]
         if self.config.clock:
             assert phases is not None
-            parts.append(_waves(phases).to(like.dtype))
+            angles = 2 * math.pi * torch.cat([(harmonic + 1) * phases for harmonic in range(_HARMONICS)], -1)
+            parts.append(torch.cat([angles.sin(), angles.cos()], -1).to(like.dtype))
         if self.config.marks:
             assert marks is not None
             parts += filled(marks, self.mark_mean, self.mark_scale, like.dtype)
@@ -238,7 +239,8 @@ class EventModel(TableModel):
         none, ties = self.log_ties(h, targets.last)
         tied = targets.tie == 1
         log_none = torch.where(targets.tie == 0, none, 0)
-        time = torch.where(tied, torch.where(none < 0, _log_not(none), -math.inf), time + log_none)
+        log_tied = (-torch.expm1(torch.where(none < 0, none, -1.0))).log()
+        time = torch.where(tied, torch.where(none < 0, log_tied, -math.inf), time + log_none)
         return Likelihood(time, torch.where(tied, ties.gather(-1, kind.clamp_min(0).unsqueeze(-1))[:, 0], of_kind))
 
     def log_ties(self, h: Tensor, last: Tensor) -> tuple[Tensor, Tensor]:
@@ -281,14 +283,3 @@ class EventModel(TableModel):
         require_shapes(parts, taken, ("phases", "marks", "mark_codes", "values"), f"codes {tuple(codes.shape)}")
         if (dt := parts["dt"]) is not None:
             require_time(dt)
-
-
-def _waves(phases: Tensor) -> Tensor:
-    """Sines and cosines (..., 4 H) of H harmonics of the phases (..., 2)."""
-    angles = 2 * math.pi * torch.cat([(harmonic + 1) * phases for harmonic in range(_HARMONICS)], -1)
-    return torch.cat([angles.sin(), angles.cos()], -1)
-
-
-def _log_not(log_p: Tensor) -> Tensor:
-    """log(1 - p) for log p < 0."""
-    return (-torch.expm1(torch.where(log_p < 0, log_p, -1.0))).log()

@@ -82,7 +82,10 @@ def grow_by(model: LanguageModel, by: Growth) -> Grown:
     grown.train(model.training)
     table, generator = model_table(model, grown), torch.Generator().manual_seed(by.seed)
     old, new = model.state_dict(), grown.state_dict()
-    _require_whole(table, old)
+    if missing := sorted(set(old) - set(table)):
+        raise ConfigError(
+            f"grow: the method `growth` of a part leaves out {', '.join(missing[:6])}; add them to its table"
+        )
     for name, grows in table.items():
         if isinstance(grows, Tensor):
             new[name].copy_(grows)
@@ -108,7 +111,9 @@ def grown_config(model: LanguageModel, by: Growth) -> ModelConfig:
     c, config = model.config, copy.deepcopy(model.config)
     config.hidden_size = c.hidden_size * by.width
     config.logit_scale = c.logit_scale / by.width if c.tied_head else c.logit_scale
-    config.vocab_size = _grown_vocabulary(c.vocab_size, by)
+    if by.vocab is not None and by.vocab < c.vocab_size:
+        raise ConfigError(f"grow: vocab must be at least the {c.vocab_size} tokens that the model has, got {by.vocab}")
+    config.vocab_size = by.vocab or c.vocab_size
     _grow_mlp(config, model.width, by)
     _require_axes(model, by)
     grown = [method_of(MIXERS.class_of(o), "grow", "grow")(o, model.width, by) for o in _used_options(model)]
@@ -130,12 +135,6 @@ def _with_weights(config: ModelConfig, model: LanguageModel) -> ModelConfig:
     mixers = [o.without_files() if i < used and hasattr(o, "without_files") else o for i, o in enumerate(config.mixers)]
     config.mixer = mixers if isinstance(config.mixer, list) else mixers[0]
     return config
-
-
-def _grown_vocabulary(old: int, by: Growth) -> int:
-    if by.vocab is not None and by.vocab < old:
-        raise ConfigError(f"grow: vocab must be at least the {old} tokens that the model has, got {by.vocab}")
-    return by.vocab or old
 
 
 def _grow_mlp(config: ModelConfig, width: int, by: Growth) -> None:
@@ -190,11 +189,3 @@ def _begin(depth: nn.Module, grown: nn.Module) -> None:
     for name, block in blocks.items():
         if name not in old:
             block.begin_after([blocks[other] for other in blocks if other in old])
-
-
-def _require_whole(table: Table, old: dict[str, Tensor]) -> None:
-    missing = sorted(set(old) - set(table))
-    if missing:
-        raise ConfigError(
-            f"grow: the method `growth` of a part leaves out {', '.join(missing[:6])}; add them to its table"
-        )

@@ -226,9 +226,10 @@ def with_season(answers: Answers, panel: Panel, channels: Sequence[int], time: F
     season = np.full(len(time), np.nan)
     for output, channel in enumerate(channels):
         values = panel.values[:, channel]
-        step = _usual_gap([panel.times[one][~np.isnan(values[one])] for one in longest])
-        if step is None:
+        gaps = np.concatenate([np.diff(panel.times[one][~np.isnan(values[one])]) for one in longest])
+        if not len(gaps):
             continue
+        step = float(np.median(gaps))
         period = period_of([panel.times[one] for one in longest], [values[one] for one in longest], step)
         if period is None:
             continue
@@ -242,11 +243,6 @@ def with_season(answers: Answers, panel: Panel, channels: Sequence[int], time: F
     if np.isnan(season).all():
         return answers
     return answers._replace(baselines={**answers.baselines, SEASON: season})
-
-
-def _usual_gap(times: Sequence[Floats]) -> float | None:
-    gaps = np.concatenate([np.diff(one) for one in times]) if times else np.zeros(0)
-    return float(np.median(gaps)) if len(gaps) else None
 
 
 # ---------------------------------------------------------------------- how good it is

@@ -210,7 +210,8 @@ class Classifier(_Estimator):
         """(n, C) probabilities of `classes_`, for each series in the order of its first row, or for each step."""
         run = self._fitted()
         place = {name: number for number, name in enumerate(run.encoding.classes)}
-        table = probabilities(run, run.read(self._arrays(X) if _is_array(X) or self._of_arrays else X))
+        is_table = isinstance(X, str | Path) or hasattr(X, "columns")
+        table = probabilities(run, run.read(X if is_table and not self._of_arrays else self._arrays(X)))
         return table[:, [place[name] for name in _names_of(self.classes_)]]
 
     def predict(self, X: Any) -> np.ndarray:
@@ -253,11 +254,6 @@ _ARRAY: dict[str, Any] = {"group": "series"}
 def _channels(number: int) -> list[str]:
     """The columns of the channels of an array's frame."""
     return [f"x{k}" for k in range(number)]
-
-
-def _is_array(X: Any) -> bool:
-    """Whether X is no frame and no file."""
-    return not isinstance(X, str | Path) and not hasattr(X, "columns")
 
 
 def _names_of(y: np.ndarray) -> np.ndarray:

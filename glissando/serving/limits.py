@@ -75,7 +75,9 @@ class Gate:
     def _foreign(self, method: str, headers: dict[bytes, bytes]) -> tuple[int, str, str] | None:
         """What a page of another origin does: it calls this server by its own name, or writes from its own place."""
         host = headers.get(b"host", b"").decode("latin-1").lower()
-        if self.hosts is not None and _host_name(host) not in self.hosts:
+        # without the port, and the brackets of an IPv6 address
+        name = host[1:].partition("]")[0] if host.startswith("[") else host.partition(":")[0]
+        if self.hosts is not None and name not in self.hosts:
             names = ", ".join(sorted(self.hosts))
             message = f"the request is for the host {host[:100]!r}, and this server answers to {names}; call it by one "
             return 400, message + "of these, or serve with --host", "unknown_host"
@@ -125,8 +127,3 @@ def _replay(body: bytes, receive: Receive) -> Receive:
         return {"type": "http.request", "body": body, "more_body": False}
 
     return replay
-
-
-def _host_name(host: str) -> str:
-    """The name in a Host header, without the port and the brackets of an IPv6 address."""
-    return host[1:].partition("]")[0] if host.startswith("[") else host.partition(":")[0]

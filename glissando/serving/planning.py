@@ -13,7 +13,6 @@ from typing import Any
 from glissando import pretrained
 from glissando.errors import ConfigError, DataError, UnknownNameError
 from glissando.generation import Sampling, control_values
-from glissando.model import LanguageModel
 from glissando.runs import Run
 from glissando.serving.engine import Engine
 from glissando.serving.limits import Limits
@@ -33,7 +32,9 @@ class Served:
     def __init__(self, name: str, engine: Engine, limits: Limits, about: Mapping[str, Any]) -> None:
         self.name, self.engine, self.limits, self.about = name, engine, limits, about
         self.config, self.tokenizer = engine.model.config, engine.tokenizer
-        self.viewer, self.viewing, self.looking = _twin(engine.model), threading.Lock(), 0
+        shared = [*engine.model.parameters(), *engine.model.buffers(), engine.model.tokenizer]
+        self.viewer = copy.deepcopy(engine.model, {id(each): each for each in shared})
+        self.viewing, self.looking = threading.Lock(), 0
 
     @property
     def dials(self) -> list[str]:
@@ -123,11 +124,6 @@ class Served:
 
 def _at(turn: Any) -> int:
     return turn.at
-
-
-def _twin(model: LanguageModel) -> LanguageModel:
-    shared = [*model.parameters(), *model.buffers(), model.tokenizer]
-    return copy.deepcopy(model, {id(tensor): tensor for tensor in shared})
 
 
 def about(path: str | Path) -> dict[str, Any]:

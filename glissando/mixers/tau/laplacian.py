@@ -96,7 +96,9 @@ def from_embeddings(embeddings: Tensor, neighbors: int = 8, counts: Tensor | Non
     _require_neighbors(neighbors, features)
     columns = embeddings.detach().to(torch.float64)
     if counts is not None:
-        _require_counts(counts, len(columns))
+        if counts.shape != columns.shape[:1] or (counts < 0).any():
+            expected = f"{len(columns)} numbers from 0 on, one a row"
+            raise ConfigError(f"counts are expected as {expected}, got {tuple(counts.shape)}")
         columns = columns * counts.to(torch.float64).sqrt().unsqueeze(-1)
     cosine = _cosines(columns)
     adjacency = torch.where(_linked(cosine, neighbors) & (cosine > _NO_SIMILARITY), cosine, 0.0)
@@ -192,7 +194,7 @@ def _component_order(laplacian: Tensor, nodes: Tensor) -> Tensor:
     if len(nodes) < 3:
         return nodes
     fiedler = torch.linalg.eigh(laplacian[nodes][:, nodes])[1][:, 1]
-    return nodes[(fiedler * _signs(fiedler.unsqueeze(-1))).argsort(stable=True)]
+    return nodes[(fiedler * fiedler[fiedler.abs().argmax()].sign()).argsort(stable=True)]
 
 
 def components(laplacian: Tensor) -> list[list[int]]:
@@ -346,8 +348,10 @@ def token_embeddings_from_corpus(
     counts = torch.zeros(vocab_size, dtype=torch.int64)
     for sequence in sequences:
         _count(torch.as_tensor(sequence, dtype=torch.int64), pairs, counts)
-    one_way = pairs.view(vocab_size, vocab_size)
-    pmi = _positive_pmi(one_way + one_way.T)
+    both_ways = pairs.view(vocab_size, vocab_size) + pairs.view(vocab_size, vocab_size).T
+    total = both_ways.sum(1)
+    expected = total.unsqueeze(1) * total / total.sum()
+    pmi = torch.where(both_ways > expected, (both_ways / expected).log(), 0.0)
     if not pmi.any():
         raise ConfigError("no two tokens of the text co-occur more often than by chance; give a longer text")
     return TokenEmbeddings(_first(_contexts(pmi, counts), features), counts)
@@ -361,13 +365,6 @@ def _count(ids: Tensor, pairs: Tensor, counts: Tensor) -> None:
     for distance in range(1, COOCCURRENCE_WINDOW + 1):
         codes = ids[:-distance] * len(counts) + ids[distance:]
         pairs.index_add_(0, codes, torch.ones_like(codes, dtype=torch.float64))
-
-
-def _positive_pmi(counts: Tensor) -> Tensor:
-    """(V, V) of symmetric counts (V, V); 0 where nothing co-occurs."""
-    total = counts.sum(1)
-    expected = total.unsqueeze(1) * total / total.sum()
-    return torch.where(counts > expected, (counts / expected).log(), 0.0)
 
 
 def _contexts(matrix: Tensor, counts: Tensor) -> Tensor:
@@ -384,11 +381,6 @@ def _first(columns: Tensor, features: int | None) -> Tensor:
             "occurs. Ask for fewer, or take a larger vocabulary"
         )
     return columns[:, :chosen]
-
-
-def _signs(columns: Tensor) -> Tensor:
-    """(F,) of columns (K, F): the sign of the largest entry of each; an eigenvector's own sign means nothing."""
-    return columns.gather(0, columns.abs().argmax(0, keepdim=True)).sign().squeeze(0)
 
 
 def _from_adjacency(adjacency: Tensor) -> Tensor:
@@ -428,11 +420,6 @@ def _require_neighbors(neighbors: int, size: int) -> None:
             f"neighbors is {neighbors}, and of {size} features each has {size - 1} others; choose neighbors in "
             f"1..{size - 1}, or more features"
         )
-
-
-def _require_counts(counts: Tensor, rows: int) -> None:
-    if counts.shape != (rows,) or (counts < 0).any():
-        raise ConfigError(f"counts are expected as {rows} numbers from 0 on, one a row, got {tuple(counts.shape)}")
 
 
 def _require_matrix(embeddings: Tensor) -> None:
