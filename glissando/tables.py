@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -19,6 +20,7 @@ from glissando.errors import InputError, RunError
 from glissando.mixers import Context
 from glissando.runs import Run, require_replaceable
 from glissando.series.history import Past, at, nothing
+from glissando.series.panel import Clock
 from glissando.storage import publishing
 
 
@@ -191,6 +193,14 @@ class TableRun:
         plain = {"kind": self.model._kind, **{name: to_dict(part) for name, part in config.items()}, **sections}
         with publishing(target) as folder:
             Run.create(folder).write_model(self.model.state_dict(), plain)
+
+    def clock(self, origins: np.ndarray | None = None) -> Clock:
+        """How times are written and spans are read, of series that begin at `origins`."""
+        return Clock(self.encoding.time_form, self.encoding.unit, np.empty(0) if origins is None else origins)
+
+    def horizons(self, horizon: str | float | Sequence[str | float], every: str | float | None = None) -> np.ndarray:
+        """(J,) ascending times in the unit of the table: `horizon` itself, or every `every` up to it; or several."""
+        return self.clock().horizons(horizon, every)
 
     def reading(self, options: Mapping[str, Any]) -> Self:
         """The same model, which reads tables by other `options` of the data."""

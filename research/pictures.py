@@ -161,7 +161,7 @@ def hazard(run: Path) -> None:
 
 def kernels() -> None:
     """1 / gamma and 2 pi / |w| in tokens, the decay at its bias, of the channels of every spectral layer."""
-    from glissando.evaluation.layers import layer_numbers
+    from glissando.evaluation.observe import layer_numbers
     from glissando.mixers.spectral import Spectral
 
     model = glissando.load("stories")

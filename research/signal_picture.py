@@ -10,7 +10,7 @@ from torch import Tensor
 from glissando.backbone import Backbone
 from glissando.evaluation.diagnostics import log_ticks
 from glissando.evaluation.figures import figure_and_axes
-from glissando.evaluation.layers import layer_numbers
+from glissando.evaluation.observe import layer_numbers
 from glissando.evaluation.time_constants import every_time_constant
 from glissando.mixers.liquid import Liquid
 

@@ -24,9 +24,8 @@ from glissando.runs import OPTIMIZER, Run
 from glissando.training.config import AdamWOptions, OptimizerOptions, RunConfig
 from glissando.training.fit import resume, train
 from glissando.training.language_task import LanguageTask
-from glissando.training.moments import Moments, read_moments
 from glissando.training.optimizer import optimizer_groups, put_optimizer_state, set_rates
-from glissando.training.shares import Share, shares
+from glissando.training.shares import Moments, Share, read_moments, shares
 
 RATE, DECAY, EPS, CLIP = 0.01, 0.5, 1e-3, 0.3
 

@@ -15,10 +15,9 @@ from glissando.model import LanguageModel
 from glissando.runs import Run
 from glissando.training.config import MuonOptions
 from glissando.training.fit import train
-from glissando.training.moments import read_moments
 from glissando.training.muon import Muon, growth_rate, orthogonal, steps, steps_by_squares
 from glissando.training.optimizer import build_optimizer, put_optimizer_state, set_rates
-from glissando.training.shares import Share, remembered
+from glissando.training.shares import Share, read_moments, remembered
 
 
 def small() -> LanguageModel:

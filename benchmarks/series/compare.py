@@ -239,7 +239,7 @@ def at_horizons(path: Path, table: Path, task: dict[str, Any]) -> Iterator[tuple
     """The figures of forecasts each horizon ahead, from rolling origins."""
     run = SeriesRun.open(path)
     panel = run.read(str(table))
-    spans = {name: run.encoding.clock().span(text) for name, text in task["horizons"].items()}
+    spans = {name: run.clock().span(text) for name, text in task["horizons"].items()}
     made, _ = rolling_answers(run.model, panel, run.steps(panel), task["origins"], run.data.window, max(spans.values()))
     for name, span in spans.items():
         kept = np.flatnonzero(np.isclose(made.horizon, span))

@@ -10,7 +10,7 @@ import hashlib
 import json
 import statistics
 from collections.abc import Iterable
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -59,7 +59,7 @@ def measure(job: Job, path: Path) -> dict[str, Any]:
     rows = metric_rows(path)
     result = score(model, corpus.batches("valid"))
     figures: dict[str, Any] = {
-        **_described(job),
+        **asdict(job),
         "parameters": model.num_parameters(),
         "held_out": {
             "nats": result.nats,
@@ -82,12 +82,7 @@ def measure(job: Job, path: Path) -> dict[str, Any]:
 
 def record_failure(job: Job, path: Path, reason: str) -> dict[str, Any]:
     """That this training diverged: the same settings would end there again, so it is not repeated."""
-    return _write(path, {**_described(job), "failed": reason, "provenance": provenance(path)})
-
-
-def _described(job: Job) -> dict[str, Any]:
-    named = ("kind", "model", "seed", "learning_rate", "task")
-    return {name: getattr(job, name) for name in named}
+    return _write(path, {**asdict(job), "failed": reason, "provenance": provenance(path)})
 
 
 def _write(path: Path, figures: dict[str, Any]) -> dict[str, Any]:

@@ -21,8 +21,7 @@ from glissando.data.tokenizers import Tokenizer
 from glissando.decoding import computing
 from glissando.depth.mean_gate import MeanGate
 from glissando.evaluation.figures import figure_and_axes
-from glissando.evaluation.layers import layer_numbers
-from glissando.evaluation.observe import show
+from glissando.evaluation.observe import layer_numbers, show
 from glissando.evaluation.time_constants import liquid_mixers
 from glissando.mixers import Context
 from glissando.mixers.liquid import Liquid, Published

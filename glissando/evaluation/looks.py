@@ -7,8 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from glissando.evaluation.layers import layer_numbers
-from glissando.evaluation.observe import show
+from glissando.evaluation.observe import layer_numbers, show
 from glissando.mixers import Context, Mixer, Picture
 from glissando.model import LanguageModel
 

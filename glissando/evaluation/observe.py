@@ -8,6 +8,7 @@ each.
 from __future__ import annotations
 
 import contextlib
+import re
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -72,6 +73,20 @@ def first_row(batch: Batch, tokens: int) -> Batch:
     control = None if batch.control is None else batch.control[:1]
     mask = None if batch.mask is None else batch.mask[:1, :tokens]
     return batch._replace(ids=batch.ids[:1, :tokens], targets=batch.targets[:1, :tokens], mask=mask, control=control)
+
+
+def layer_numbers(model: Backbone, kind: type, count: int) -> list[int]:
+    """The layer, from 1, of each of the `count` applications of a kind of mixer in one forward, in their order.
+
+    In a stack a mixer's layer is its place among all blocks: where kinds alternate, those of one are not 1, 2, 3.
+    Elsewhere, where a block is applied more than once or as a flow, applications are counted.
+    """
+    places = [
+        int(match[1]) + 1
+        for name, module in model.named_modules()
+        if isinstance(module, kind) and (match := re.match(r"depth\.blocks\.(\d+)\.", name))
+    ]
+    return places if len(places) == count else list(range(1, count + 1))
 
 
 @torch.no_grad()

@@ -14,17 +14,12 @@ from glissando.events.log import EventLog
 from glissando.events.sample import Futures, ahead, futures, presents
 from glissando.events.task import EventRun
 from glissando.sampling import require_seed
-from glissando.series.forecast import answer_table, horizons
-from glissando.series.panel import Clock
+from glissando.series.forecast import answer_table
 
 #: numbers of events that are held at once
 _COUNTS = 20_000_000
 #: usual names of the columns of kinds and times
 _KIND, _TIME = "kind", "time"
-
-
-def _clock(run: EventRun) -> Clock:
-    return Clock(run.encoding.time_form, run.encoding.unit, np.empty(0))
 
 
 def require_answerable(
@@ -33,7 +28,7 @@ def require_answerable(
     """Raises ConfigError for options of `predict` that cannot be served, whatever the table."""
     if horizon is None:
         raise ConfigError("horizon is missing: say how far to predict, such as 30d, or a number in the times' unit")
-    horizons(_clock(run), horizon, every)
+    run.horizons(horizon, every)
     if samples < 0:
         raise ConfigError(f"samples is {samples}: give the number of futures to draw, or 0 for none")
     if quantiles and not samples:
@@ -67,7 +62,7 @@ def predict(
     Raises ConfigError for a horizon that cannot be read, NotFiniteError for futures without end.
     """
     require_answerable(run, horizon, every, samples, quantiles)
-    times = horizons(_clock(run), horizon, every)
+    times = run.horizons(horizon, every)
     kinds, model = run.encoding.kinds, run.model
     shape = (len(log.names), len(times), len(kinds))
     drawn = ["expected", "probability", *(f"q{level:g}" for level in quantiles)] if samples else []
@@ -122,7 +117,7 @@ def sample(run: EventRun, log: EventLog, horizon: Any, samples: int = 100, seed:
     Raises as `predict`.
     """
     require_answerable(run, horizon, samples=samples)
-    end = float(horizons(_clock(run), horizon)[-1])
+    end = float(run.horizons(horizon)[-1])
     require_seed(seed)
     generator = torch.Generator().manual_seed(seed)
     steps = Steps.of(log, run.encoding, run.scales)

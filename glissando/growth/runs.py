@@ -17,8 +17,7 @@ from glissando.loading import load
 from glissando.model import LanguageModel
 from glissando.run_files import TEXTS
 from glissando.runs import Run
-from glissando.training.moments import POWERS, Moments, read_moments, write_moments
-from glissando.training.shares import Share, held_shares, noted
+from glissando.training.shares import POWERS, Moments, Share, held_shares, noted, read_moments, write_moments
 from glissando.widening import Grows
 
 

@@ -57,7 +57,7 @@ def evaluate(
             raise ConfigError(
                 f"origins is {origins}: give the number of times of each series to forecast from, such as 5"
             )
-        span = None if horizon is None else encoding.clock().span(horizon)
+        span = None if horizon is None else run.clock().span(horizon)
     if file is None:
         require_texts(data, Run.open(path), fix="--file FILE, with its --data.static_path FILE if it has one")
         prepared = prepare(data, encoding)

@@ -19,14 +19,11 @@ from glissando.series.batches import Floats, Scales, Steps, require_near, scales
 from glissando.series.future import ahead_of
 from glissando.series.model import SeriesModel
 from glissando.series.options import SeriesData
-from glissando.series.panel import Clock, Encoding, Panel
+from glissando.series.panel import Encoding, Panel
 from glissando.series.reading import read_panel
 from glissando.series.task import windows_of
 from glissando.storage import write_atomic
 from glissando.tables import TableRun
-
-#: times that are forecast of a series at most
-_MOST_TIMES = 100_000
 
 
 @dataclass(frozen=True)
@@ -50,32 +47,6 @@ class SeriesRun(TableRun):
 
     def steps(self, panel: Panel) -> Steps:
         return Steps.of(panel, self.scales, self.model.config.forecast)
-
-    def horizons(self, horizon: str | float | Sequence[str | float], every: str | float | None = None) -> Floats:
-        """(J,) ascending times in the unit of the table: `horizon` itself, or every `every` up to it; or several."""
-        return horizons(self.encoding.clock(), horizon, every)
-
-
-def horizons(clock: Clock, horizon: str | float | Sequence[str | float], every: str | float | None = None) -> Floats:
-    """See SeriesRun.horizons."""
-    span = clock.span
-    if not isinstance(horizon, str | int | float):
-        if every is not None or not len(horizon):
-            raise ConfigError(f"horizon is {horizon!r} and every is {every!r}: give several horizons, or one and every")
-        return np.array(sorted({span(each) for each in horizon}))
-    end = span(horizon)
-    if every is None:
-        return np.array([end])
-    step = span(every, "every")
-    count = int(np.floor(end / step * (1 + 1e-9)))
-    if not count:
-        raise ConfigError(f"every is {every!r} and the horizon {horizon!r}, which is less: give a longer horizon")
-    if count > _MOST_TIMES:
-        raise ConfigError(
-            f"every is {every!r} and the horizon {horizon!r}, which are {count:,} times of each series, and "
-            f"{_MOST_TIMES:,} are the most: give a longer step"
-        )
-    return np.array([step * (number + 1) for number in range(count)])
 
 
 # ---------------------------------------------------------------------- the table of an answer

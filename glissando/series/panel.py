@@ -7,7 +7,7 @@ P numeric and R categorical static columns, O targets.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from decimal import Decimal
 from typing import Any, Literal, NamedTuple, Self
@@ -26,6 +26,8 @@ SECONDS = {
 }  # fmt: skip
 #: the longest span, in any unit: beyond it, no date can be written
 _LONGEST = 1e18
+#: times that are forecast of a series at most
+_MOST_TIMES = 100_000
 #: codes of a categorical column: a cell without a value, and a category that training does not know
 MISSING, UNKNOWN = 0, 1
 
@@ -64,10 +66,6 @@ class Encoding:
     classes: list[str] = field(default_factory=list)
     time_form: Form = "row"
     unit: str = "row"
-
-    def clock(self, origins: np.ndarray | None = None) -> Clock:
-        """How times are written and spans are read, of series that begin at `origins`."""
-        return Clock(self.time_form, self.unit, np.empty(0) if origins is None else origins)
 
 
 class Clock(NamedTuple):
@@ -113,6 +111,28 @@ class Clock(NamedTuple):
                 f"{option} is {text!r}, and the table has no column of times (data.time): give a whole number of rows"
             )
         return number
+
+    def horizons(self, horizon: str | float | Sequence[str | float], every: str | float | None = None) -> np.ndarray:
+        """(J,) ascending times in `unit`: `horizon` itself, or every `every` up to it; or several."""
+        if not isinstance(horizon, str | int | float):
+            if every is not None or not len(horizon):
+                raise ConfigError(
+                    f"horizon is {horizon!r} and every is {every!r}: give several horizons, or one and every"
+                )
+            return np.array(sorted({self.span(each) for each in horizon}))
+        end = self.span(horizon)
+        if every is None:
+            return np.array([end])
+        step = self.span(every, "every")
+        count = int(np.floor(end / step * (1 + 1e-9)))
+        if not count:
+            raise ConfigError(f"every is {every!r} and the horizon {horizon!r}, which is less: give a longer horizon")
+        if count > _MOST_TIMES:
+            raise ConfigError(
+                f"every is {every!r} and the horizon {horizon!r}, which are {count:,} times of each series, and "
+                f"{_MOST_TIMES:,} are the most: give a longer step"
+            )
+        return np.array([step * (number + 1) for number in range(count)])
 
 
 def _date(origin: Any, time: Decimal) -> str:

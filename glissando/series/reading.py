@@ -13,7 +13,7 @@ from glissando.series import tables
 from glissando.series.columns import ColumnReader, side_by_side
 from glissando.series.inspection import described, warnings
 from glissando.series.options import SeriesData
-from glissando.series.panel import Encoding, Label, Panel
+from glissando.series.panel import Clock, Encoding, Label, Panel
 from glissando.series.roles import Roles, roles
 from glissando.series.steps import Clash, merge, steps
 from glissando.series.tables import Names, Table, counted, listed
@@ -76,7 +76,8 @@ class _Reader(ColumnReader):
         panel = Panel(
             names=steps_.names, starts=steps_.starts, times=steps_.since_first(), gaps=steps_.gaps(), values=values,
             codes=codes, future=future, static=static, static_codes=static_codes, target=target, labels=labels,
-            rows=self.table.places[steps_.places], scored=np.ones(self.count, bool), clock=fixed.clock(origins),
+            rows=self.table.places[steps_.places], scored=np.ones(self.count, bool),
+            clock=Clock(fixed.time_form, fixed.unit, origins),
             report=[], source=self.table.source, unit=self.table.unit,
         )  # fmt: skip
         lines = [*described(data, fixed, panel, self.is_new), *self._changed(), *self.report]

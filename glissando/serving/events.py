@@ -11,9 +11,7 @@ from glissando.errors import NotFiniteError
 from glissando.events.stream import observe, what_comes
 from glissando.events.task import EventRun
 from glissando.live import Live
-from glissando.series.forecast import horizons
-from glissando.series.panel import Clock
-from glissando.serving.schema import MOST_TIMES, BadRequestError, EventsBody
+from glissando.serving.schema import BadRequestError, EventsBody
 from glissando.serving.tables import TableServer
 
 
@@ -44,12 +42,9 @@ class EventServer(TableServer):
         if not asks:
             live, unknown = observe(run, before, body.time, body.events, body.values, body.facts)
         assert live is not None
-        clock = Clock(run.encoding.time_form, run.encoding.unit, np.array([live.moment], object))
-        times = np.zeros(0) if body.horizon is None else np.asarray(horizons(clock, body.horizon, body.every))
-        if len(times) > MOST_TIMES:
-            raise BadRequestError(f"horizon: {len(times):,} times are asked about, of {MOST_TIMES:,}", "horizon")
+        times = self._times(body)
         return {
-            "time": clock.written([0], [0.0])[0],
+            "time": run.clock(np.array([live.moment], object)).written([0], [0.0])[0],
             "steps": int(live.state.position),
             "ahead": self._ahead(live, times, body) if len(times) else [],
             "unknown": unknown,

@@ -14,7 +14,7 @@ from glissando.live import Live
 from glissando.series.forecast import SeriesRun
 from glissando.series.panel import Clock
 from glissando.series.stream import observe
-from glissando.serving.schema import MOST_TIMES, BadRequestError, ObserveBody
+from glissando.serving.schema import BadRequestError, ObserveBody, StateBody
 from glissando.serving.tables import TableServer
 
 #: levels that are answered where none are named
@@ -45,7 +45,7 @@ class SeriesServer(TableServer):
         params, live = observe(run, before, row, torch.from_numpy(times) if len(times) else None, ahead)
         if not bool(params.isfinite().all()):
             raise NotFiniteError(f"the answer to {body.series} is not finite: the training of the model diverged")
-        clock = run.encoding.clock(np.array([live.moment], object))
+        clock = run.clock(np.array([live.moment], object))
         return {
             "time": clock.written([0], [0.0])[0] if run.data.time is not None else None,
             "observations": int(live.state.position) - (run.encoding.task == "forecast"),
@@ -72,19 +72,12 @@ class SeriesServer(TableServer):
         row |= {} if data.group is None else {data.group: body.series}
         return row | ({} if data.time is None else {data.time: body.time})
 
-    def _times(self, body: ObserveBody) -> np.ndarray:
-        """(J,) the horizons, in the unit of the run's times."""
-        asked = body.horizon
-        if asked is None:
-            return np.zeros(0)
-        if self.run.encoding.task != "forecast":
+    def _times(self, body: StateBody) -> np.ndarray:
+        if body.horizon is not None and self.run.encoding.task != "forecast":
             raise BadRequestError(
                 f"horizon: the model's task is {self.run.encoding.task}, which has none: leave it out", "horizon"
             )
-        times = np.asarray(self.run.horizons(asked, body.every))
-        if len(times) > MOST_TIMES:
-            raise BadRequestError(f"horizon: {len(times):,} times are asked about, of {MOST_TIMES:,}", "horizon")
-        return times
+        return super()._times(body)
 
     def _ahead(self, body: ObserveBody, count: int) -> Tensor | None:
         """(J, U) the known-future columns at the horizons."""

@@ -19,6 +19,7 @@ from collections.abc import AsyncIterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple
 
+import numpy as np
 import uvicorn
 from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse, Response
@@ -28,7 +29,7 @@ from glissando.live import Live, Seal
 from glissando.machine import readable
 from glissando.serving.http import application, configuration
 from glissando.serving.limits import Limits
-from glissando.serving.schema import BadRequestError, StateBody, read_body
+from glissando.serving.schema import MOST_TIMES, BadRequestError, StateBody, read_body
 from glissando.serving.session import ModelFailedError, TooLargeError
 from glissando.state import leaves, state_bytes
 from glissando.tables import TableRun
@@ -112,6 +113,13 @@ class TableServer(ABC):
     @abstractmethod
     def _answered(self, body: Any, before: Live | None) -> tuple[dict[str, Any], Live | None]:
         """The answer to a request from the state before it, and the state after it; None: it is as it was."""
+
+    def _times(self, body: StateBody) -> np.ndarray:
+        """(J,) the horizons that are asked about, in the unit of the run's times."""
+        times = np.zeros(0) if body.horizon is None else self.run.horizons(body.horizon, body.every)
+        if len(times) > MOST_TIMES:
+            raise BadRequestError(f"horizon: {len(times):,} times are asked about, of {MOST_TIMES:,}", "horizon")
+        return times
 
     def _observe(self, content: bytes, key: int | None) -> dict[str, Any]:
         body = read_body(self._body, content)

@@ -24,8 +24,8 @@ from glissando.training.config import MACHINE, OPTIMIZERS, AnyRunConfig, RunConf
 from glissando.training.hook import Hook
 from glissando.training.loop import Loop
 from glissando.training.mirroring import Mirror, place_of
-from glissando.training.moments import Moments, optimizer_of
 from glissando.training.progress import Progress
+from glissando.training.shares import Moments, optimizer_of
 from glissando.training.start import load_start, read_growth
 
 #: of environment.json: the id of torchrun's job that made the run

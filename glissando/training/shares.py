@@ -1,4 +1,4 @@
-"""What growth has left to remember of each parameter of a model."""
+"""What growth has left to remember of each parameter of a model: its share, and what the optimizer keeps of it."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 
-from glissando.checkpoints import checkpoint_step
+from glissando.checkpoints import by_parameter, checkpoint_step
 from glissando.errors import ConfigError
-from glissando.runs import Run
+from glissando.runs import OPTIMIZER, Run
 from glissando.training.config import OPTIMIZERS
 
 
@@ -79,3 +79,36 @@ def held_shares(config: Mapping[str, Any], checkpoint: Path | None) -> float:
     """How much of growth's shares is left at the end of a run's training, see OptimizerOptions."""
     options = OPTIMIZERS.read(config.get("training", {}).get("optimizer", {}))
     return 1.0 if checkpoint is None else options.held(checkpoint_step(checkpoint))
+
+
+# ---------------------------------------------------------------------- moments
+
+#: the optimizer's tensors of each parameter, by its names for them
+Moments = dict[str, dict[str, Tensor]]
+
+#: of what power of the gradient a tensor is a mean
+POWERS = {"exp_avg": 1, "exp_avg_sq": 2, "momentum_buffer": 1}
+
+
+def optimizer_of(moments: Moments) -> str | None:
+    """The optimizer that keeps these, by its name in training.optimizer.kind; None if there are none."""
+    if not moments:
+        return None
+    return "muon" if any("momentum_buffer" in tensors for tensors in moments.values()) else "adamw"
+
+
+def write_moments(run: Run, moments: Mapping[str, Mapping[str, Tensor]]) -> None:
+    """Into optimizer.safetensors."""
+    run.write_tensors(
+        OPTIMIZER, {f"{name}/{key}": value for name, tensors in moments.items() for key, value in tensors.items()}
+    )
+
+
+def read_moments(run: Run) -> Moments:
+    """The moments of a run that was made by growing; none of any other run, or of a checkpoint.
+
+    Raises RunError if the file is damaged.
+    """
+    if run.checkpoint is not None or not (run.path / OPTIMIZER).is_file():
+        return {}
+    return by_parameter(run.read_tensors(OPTIMIZER))

@@ -17,8 +17,7 @@ from glissando.loading import BASE, load
 from glissando.model import LanguageModel, ModelConfig
 from glissando.runs import Run
 from glissando.storage import MANIFEST
-from glissando.training.moments import Moments, read_moments
-from glissando.training.shares import remembered
+from glissando.training.shares import Moments, read_moments, remembered
 
 
 def read_growth(source: str) -> tuple[dict[str, list[float]], Moments]:
