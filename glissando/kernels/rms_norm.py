@@ -44,7 +44,7 @@ def rms_norm(
         run = _Kernel.apply if torch.is_grad_enabled() else _in_one_pass
         if torch.compiler.is_compiling():  # it cannot trace the kernel
             run = torch.compiler.disable(run)
-        return run(x, weight, eps)[0]
+        return run(x, weight, eps)
     exact = x.to(torch.promote_types(x.dtype, torch.float32))
     return (exact * torch.rsqrt(exact.square().mean(-1, keepdim=True) + eps) * weight).to(x.dtype)
 
@@ -54,30 +54,28 @@ def _pays(x: Tensor, weight: Tensor) -> bool:
     return (torch.is_grad_enabled() or x.numel() >= _LARGE) and same_reals(x, weight)
 
 
-def _in_one_pass(x: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-    """y, and 1 / sqrt(mean x^2 + eps) of each row."""
+def _in_one_pass(x: Tensor, weight: Tensor, eps: float, scale: Tensor | None = None) -> Tensor:
+    """y; `scale` (B, T), if it is given, takes 1 / sqrt(mean x^2 + eps) of each row."""
     from glissando.kernels.rms_norm_numba import forward
 
-    rows = in_batches(x)
-    y, scale = torch.empty_like(x, memory_format=torch.contiguous_format), rows.new_empty(rows.shape[:2])
+    rows, y = in_batches(x), torch.empty_like(x, memory_format=torch.contiguous_format)
+    scale = rows.new_empty(rows.shape[:2]) if scale is None else scale
     over_rows(forward, rows, as_rows(rows, 2), as_rows(weight, 0), eps, in_batches(y).numpy(), scale.numpy())
-    return y, scale
+    return y
 
 
 class _Kernel(torch.autograd.Function):
     """With n = x r, r = 1/sqrt(mean x^2 + eps):  dx = r (g w - n mean(g w n)),  dw = sum g n."""
 
-    forward = staticmethod(_in_one_pass)
-
     @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor, float], output: tuple[Tensor, Tensor]) -> None:
-        ctx.save_for_backward(inputs[0], output[1], inputs[1])
-        ctx.mark_non_differentiable(output[1])
-        ctx.set_materialize_grads(False)
+    def forward(ctx: Any, x: Tensor, weight: Tensor, eps: float) -> Tensor:
+        scale = x.new_empty(in_batches(x).shape[:2])
+        ctx.save_for_backward(x, scale, weight)
+        return _in_one_pass(x, weight, eps, scale)
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, grad: Tensor, _: None) -> tuple[Tensor, Tensor, None]:
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None]:
         from glissando.kernels.rms_norm_numba import backward
 
         x, scale, weight = ctx.saved_tensors

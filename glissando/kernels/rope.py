@@ -148,11 +148,10 @@ def _has_kernel(x: Tensor, cos: Tensor) -> bool:
 
 
 class _Rotate(torch.autograd.Function):
-    forward = staticmethod(_turn)
-
     @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor], output: Tensor) -> None:
-        ctx.save_for_backward(inputs[1])
+    def forward(ctx: Any, x: Tensor, cos_sin: Tensor) -> Tensor:
+        ctx.save_for_backward(cos_sin)
+        return _turn(x, cos_sin)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:

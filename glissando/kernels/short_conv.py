@@ -54,11 +54,10 @@ def _in_one_pass(joined: Tensor, weight: Tensor) -> Tensor:
 class _ShortConv(torch.autograd.Function):
     """With g the gradient at y and z = [past, x]:  dz_s = sum_j w_j g_{s-j},  dw_j = sum_t g_t z_{t+j}."""
 
-    forward = staticmethod(_in_one_pass)
-
     @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor], output: Tensor) -> None:
-        ctx.save_for_backward(*inputs)
+    def forward(ctx: Any, joined: Tensor, weight: Tensor) -> Tensor:
+        ctx.save_for_backward(joined, weight)
+        return _in_one_pass(joined, weight)
 
     @staticmethod
     @once_differentiable

@@ -63,12 +63,11 @@ def _forward(h: Tensor, by_kernel: bool) -> Tensor:
 class _SwiGLU(torch.autograd.Function):
     """With s = sigmoid(a):  da = g b (s + silu(a) (1 - s)),  db = g silu(a)."""
 
-    forward = staticmethod(_forward)
-
     @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Tensor, bool], output: Tensor) -> None:
-        ctx.save_for_backward(inputs[0])
-        ctx.by_kernel = inputs[1]
+    def forward(ctx: Any, h: Tensor, by_kernel: bool) -> Tensor:
+        ctx.save_for_backward(h)
+        ctx.by_kernel = by_kernel
+        return _forward(h, by_kernel)
 
     @staticmethod
     @once_differentiable

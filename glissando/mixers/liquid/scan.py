@@ -283,13 +283,13 @@ def _run(b: Tensor, z: Tensor, x0: Tensor, packed: Packed, coupled: bool, *of_gr
 class _Liquid(torch.autograd.Function):
     """See the module's docstring for the backward."""
 
-    forward = staticmethod(_run)
-
     @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    def forward(ctx: Any, *inputs: Any) -> Tensor:
         b, z, x0, packed, ctx.coupled, dt, *vectors = inputs
         ctx.form, ctx.impulse = "triton" if packed.tables is None else "numba", packed.unit is not None
-        ctx.save_for_backward(output, b, z, x0, dt, *vectors)
+        x = _run(*inputs)
+        ctx.save_for_backward(x, b, z, x0, dt, *vectors)
+        return x
 
     @staticmethod
     @once_differentiable
