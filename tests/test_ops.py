@@ -506,18 +506,38 @@ def test_tiles_leave_out_weights_that_would_be_subnormal_in_products():
         assert bool((grad[:, :, 0] > 0).all()) == counts
 
 
+@pytest.mark.parametrize("step", [-8.0, 8.0])
+def test_tiles_whose_highest_logit_is_far_from_that_of_the_tile_before(step):
+    """512 from tile to tile, up and down: no weight overflows, and what was summed does not outweigh what comes."""
+    q, v = torch.ones(1, 1, 300, 32), draw(1, 1, 300, 32, grad=False).float()
+    k = torch.arange(300.0).view(1, 1, -1, 1).expand(1, 1, 300, 32).contiguous()
+    if not tiles.takes(q, k, v):
+        pytest.skip("the processor has no AVX-512")
+    with torch.no_grad():
+        y = tiles.causal(q, k, v, step / 32)
+        assert_close(y, _plain_attention(q.double(), k.double(), v.double(), step / 32).float(), tolerance=1e-6)
+        k[:, :, 200] = torch.nan
+        lost = tiles.causal(q, k, v, step / 32).isnan().all(-1)[0, 0]
+    assert lost[200:].all()
+    assert not lost[:192].any()
+
+
 def test_attention_takes_tiles_where_they_pay():
-    """Gradients of long rows, one width, no autocast to another type; and attention's gradients are those of tiles."""
+    """Long rows, one width, no autocast to another type; and attention's gradients are those of tiles."""
     x = torch.zeros(1, 2, 600, 32, requires_grad=True)
     wide = tiles.takes(x, x, x)
     assert tiles.fit(x, x, x) == wide
     assert not tiles.fit(x[:, :, :100], x[:, :, :100], x[:, :, :100])
     assert not tiles.fit(x[..., :31], x[..., :31], x[..., :31])
-    assert not tiles.fit(*[x.reshape(1, 1, 600, 64)] * 3), "PyTorch's gradients of larger heads are faster"
+    assert not tiles.fit(*[x.reshape(1, 1, 150, 256)] * 3)
+    large = torch.zeros(1, 1, 600, 128, requires_grad=True).bfloat16()
+    assert not tiles.fit(large, large, large), "PyTorch's gradients of larger heads are faster in bfloat16"
     assert not tiles.fit(x, x[..., :16], x)
     assert not tiles.fit(x.double(), x.double(), x.double())
     with torch.no_grad():
-        assert not tiles.fit(x, x, x)
+        assert tiles.fit(x, x, x) == wide
+        assert torch.equal(attention(x, x, x), tiles.causal(x, x, x, 32**-0.5)) or not wide
+        assert not tiles.fit(x.bfloat16(), x.bfloat16(), x.bfloat16()), "PyTorch's products are faster"
     with torch.autocast("cpu", torch.bfloat16):
         assert not tiles.fit(x, x, x)
         assert tiles.fit(x.bfloat16(), x.bfloat16(), x.bfloat16()) == wide

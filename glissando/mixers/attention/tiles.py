@@ -1,13 +1,15 @@
-"""Causal attention by PyTorch's fused kernel, its gradients on a CPU by `tiles_numba`: in float32, rounded once.
+"""Causal attention and its gradients on a CPU by `tiles_numba`: in float32, rounded once.
 
-    p = exp(scale q k' - L),  dS = p (g v' - g y),  dq = scale dS k,  dk = scale dS' q,  dv = p' g
+    p = 2^(scale log2(e) q k' - L),  y = p v,  dS = p (g v' - g y),  dq = scale dS k,  dk = scale dS' q,  dv = p' g
 
-L is the logarithm of the sum of a query's weights. A weight below exp(-70) counts as 0. A thread takes 40 T K bytes.
-There are no second derivatives.
+L is the logarithm of the sum of a query's weights, to the base 2. A weight below 2^-101 counts as 0. A thread takes
+20 T K bytes. In bfloat16 y comes from PyTorch's fused kernel, whose products are faster. There are no second
+derivatives.
 """
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
@@ -18,19 +20,21 @@ from glissando.kernels.compiled import over_rows, use_numba
 from glissando.kernels.products import is_wide
 from glissando.precision import autocast_type
 
-#: head size and lengths with which the tiles pay; with heads of 64 and 128 PyTorch's gradients are up to twice as fast
-_SIZE = 32
-_LENGTHS = {torch.float32: range(512, 1025), torch.bfloat16: range(128, 4097)}
+#: lengths from which the tiles pay
+_SHORTEST = {torch.float32: 128, torch.bfloat16: 16}
 
 
 def fit(q: Tensor, k: Tensor, v: Tensor) -> bool:
-    """Whether `causal` takes these tensors and is faster than the fused kernel's own gradients."""
-    if not torch.is_grad_enabled() or not use_numba("attention", "auto", q):
+    """Whether `causal` takes these tensors and is faster than the fused kernel."""
+    if not use_numba("attention", "auto", q) or autocast_type("cpu") not in (None, q.dtype):
         return False
-    if len({(x.dtype, x.shape) for x in (q, k, v)}) > 1 or autocast_type("cpu") not in (None, q.dtype):
+    if len({(x.dtype, x.shape) for x in (q, k, v)}) > 1 or not takes(q, k, v):
         return False
-    lengths = _LENGTHS.get(q.dtype, range(0))
-    return q.shape[3] == _SIZE and q.shape[2] in lengths and takes(q, k, v)
+    length, size = q.shape[2:]
+    if q.dtype == torch.bfloat16:
+        # Without gradients it is the fused kernel itself, whose gradients gain by size and length.
+        return torch.is_grad_enabled() and length >= _SHORTEST[q.dtype] and length * size**2 <= 1 << 23
+    return length >= _SHORTEST[q.dtype] and size <= 128
 
 
 def takes(q: Tensor, k: Tensor, v: Tensor) -> bool:
@@ -41,14 +45,13 @@ def takes(q: Tensor, k: Tensor, v: Tensor) -> bool:
 
 def causal(q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
     """q, k, v (B, H, T, K) -> (B, H, T, K), float32 or bfloat16 on a CPU with AVX-512, K a multiple of 32."""
-    return _Causal.apply(q, k, v, scale)
+    return _Causal.apply(q, k, v, scale) if torch.is_grad_enabled() else _forward(q, k, v, scale)[0]
 
 
 class _Causal(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
-        fused = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
-        y, log_sums = fused(q, k, v, 0.0, True, scale=scale)
+        y, log_sums = _forward(q, k, v, scale)
         ctx.save_for_backward(q, k, v, y, log_sums)
         ctx.scale = scale
         return y
@@ -59,16 +62,35 @@ class _Causal(torch.autograd.Function):
         from glissando.mixers.attention.tiles_numba import backward
 
         *inputs, log_sums = ctx.saved_tensors
-        batch, heads, length, size = grad.shape
-        rows = log_sums.float().reshape(batch * heads, length).contiguous()
-        # As the layer's projections lie: (B, T, H, K).
-        grads = [inputs[0].new_empty(batch, length, heads, size).transpose(1, 2) for _ in range(3)]
-        arrays, written = [_numbers(x) for x in (*inputs, grad)], [_numbers(x) for x in grads]
-        over_rows(backward, rows, *arrays, rows.numpy(), ctx.scale, *written, cost=length)
+        grad = grad if grad.stride(3) == 1 else grad.contiguous()
+        grads = [_empty(grad) for _ in range(3)]
+        arrays = [*map(_numbers, (*inputs, grad)), tuple(grad.shape[1:]), log_sums.numpy(), ctx.scale]
+        over_rows(backward, log_sums, *arrays, *map(_numbers, grads), cost=grad.shape[2])
         return *grads, None
 
 
-def _numbers(x: Tensor) -> Any:
-    """An array that shares memory, bfloat16 as its bits."""
+def _forward(q: Tensor, k: Tensor, v: Tensor, scale: float) -> tuple[Tensor, Tensor]:
+    """y (B, H, T, K), and log2 of the sums of weights, (B H, T)."""
+    batch, heads, length, size = q.shape
+    if q.dtype == torch.bfloat16:
+        y, log_sums = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(q, k, v, 0.0, True, scale=scale)
+        return y, log_sums.float().mul_(math.log2(math.e)).reshape(-1, q.shape[2]).contiguous()
+    from glissando.mixers.attention.tiles_numba import forward
+
+    y, log_sums = _empty(q), q.new_empty(batch * heads, length)
+    arrays = [*map(_numbers, (q, k, v)), (heads, length, size), scale, _numbers(y), log_sums.numpy()]
+    over_rows(forward, log_sums, *arrays, cost=length)
+    return y, log_sums
+
+
+def _empty(like: Tensor) -> Tensor:
+    """A tensor (B, H, T, K) that lies as the layer's projections, (B, T, H, K)."""
+    return like.new_empty(like.transpose(1, 2).shape).transpose(1, 2)
+
+
+def _numbers(x: Tensor) -> tuple[Any, ...]:
+    """The numbers in one row of the same memory, bfloat16 as its bits, and the strides."""
     x = x.detach().resolve_neg()
-    return (x.view(torch.uint16) if x.dtype == torch.bfloat16 else x).numpy()
+    x = x.view(torch.uint16) if x.dtype == torch.bfloat16 else x
+    span = 1 + sum((n - 1) * far for n, far in zip(x.shape, x.stride(), strict=True))
+    return x.as_strided((span,), (1,)).numpy(), *x.stride()
