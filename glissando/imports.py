@@ -101,7 +101,8 @@ def require_registered(run: Path, config: Mapping[str, Any], hint: Any, trust_im
     missing = ", ".join(dict.fromkeys(unregistered(hint, config)))
     if not missing:
         for file in filter(None, (_imported.get(Path(name).name) for name in names)):
-            if not _is_copied(run, file):
+            copy = run / IMPORTS / file.name
+            if copy.is_file() and not (file.is_file() and file.read_bytes() == read_bounded(copy)):
                 warnings.warn(f"{file} has changed since {run} was made with it; see {run / IMPORTS}", stacklevel=4)
         return
     needs = f"{run} needs {missing}, which nothing has registered"
@@ -134,9 +135,3 @@ def _copy(run: Path, name: str, needs: str) -> Path:
 def _verify(run: Path, name: str) -> None:
     if (run / MANIFEST).is_file():
         verify_manifest(run, [name], "Put the file that the run was made with back there.")
-
-
-def _is_copied(run: Path, file: Path) -> bool:
-    """Whether the run's copy of a file that was imported here is as that is now, or there is none."""
-    copy = run / IMPORTS / file.name
-    return not copy.is_file() or (file.is_file() and file.read_bytes() == read_bounded(copy))

@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from glissando.evaluation.looks import looks
-from glissando.evaluation.observe import layer_numbers
+from glissando.evaluation.observe import layer_numbers, looks
 from glissando.mixers.attention import Attention
 from glissando.mixers.spectral import Spectral
 from glissando.model import LanguageModel

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from functools import partial
 
 from glissando.cli.inference import add_model_options, inference_overrides
 from glissando.cli.options import Parser, parse, require_out, whole
@@ -44,10 +45,7 @@ def main(arguments: Sequence[str]) -> None:
     from glissando.runs import Run
 
     model = load(options.run, inference_overrides(options))
-    exported = export(model, Run.open(options.run), options.to, options.out, options.capacity, _status)
+    status = partial(print, file=sys.stderr, flush=True)
+    exported = export(model, Run.open(options.run), options.to, options.out, options.capacity, status)
     print("\n".join(exported.lines()))
     print(f"exported: {options.out}", file=sys.stderr)
-
-
-def _status(what: str) -> None:
-    print(what, file=sys.stderr, flush=True)

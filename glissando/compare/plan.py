@@ -178,8 +178,7 @@ class Comparison:
             if self.sweeps and not task and _rows(corpus) < 2:
                 raise DataError(
                     "the held-out text has a single row, but a sweep needs some rows to choose a rate and others to "
-                    "report; "
-                    "give more held-out text, or one learning rate"
+                    "report; give more held-out text, or one learning rate"
                 )
 
     def _check_numbers(self) -> None:

@@ -14,7 +14,7 @@ from __future__ import annotations
 import itertools
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
@@ -99,7 +99,7 @@ def measure_speed(
             result[name]["decode"][str(context)] = _figure(times)
             result[name]["state"][str(context)] = size
     status("measuring speed: training steps in turn")
-    for name, rates in _training(entries, rounds).items():
+    for name, rates in _in_turn({name: _step_of(entry) for name, entry in entries.items()}, rounds).items():
         result[name]["train"] = _figure(rates)
     for name, entry in entries.items():
         status(f"measuring speed: memory of {name}")
@@ -161,13 +161,14 @@ def _decoding(entries: dict[str, _Entry], context: int, rounds: int) -> dict[str
     """Milliseconds a token of each round, and bytes of the state behind `context` tokens."""
     with torch.no_grad():
         read = {name: _read(entry, context) for name, entry in entries.items()}
-        times: dict[str, list[float]] = {name: [] for name in entries}
-        for turn in range(rounds + 1):
-            for name, entry in entries.items():
-                taken = _milliseconds(entry.model, *read[name])
-                if turn:  # the first warms up
-                    times[name].append(taken)
-        return {name: (times[name], state_bytes(read[name][1])) for name in entries}
+        writing = {name: partial(_milliseconds, entry.model, *read[name]) for name, entry in entries.items()}
+        return {name: (times, state_bytes(read[name][1])) for name, times in _in_turn(writing, rounds).items()}
+
+
+def _in_turn(measures: Mapping[str, Callable[[], float]], rounds: int) -> dict[str, list[float]]:
+    """What each of them measures in each round; one before these warms up."""
+    figures = [[measure() for measure in measures.values()] for _ in range(rounds + 1)]
+    return {name: [taken[i] for taken in figures[1:]] for i, name in enumerate(measures)}
 
 
 def _read(entry: _Entry, context: int) -> tuple[int, State]:
@@ -207,18 +208,6 @@ def trainer(
         return ids[:, 1:].numel() / (time.perf_counter() - began)
 
     return step
-
-
-def _training(entries: dict[str, _Entry], rounds: int) -> dict[str, list[float]]:
-    """Tokens/s of a step of each round."""
-    steps = {name: _step_of(entry) for name, entry in entries.items()}
-    rates: dict[str, list[float]] = {name: [] for name in entries}
-    for turn in range(rounds + 1):
-        for name, step in steps.items():
-            rate = step()
-            if turn:
-                rates[name].append(rate)
-    return rates
 
 
 def _step_of(entry: _Entry) -> Callable[[], float]:

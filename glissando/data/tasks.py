@@ -71,9 +71,18 @@ class TaskCorpus(RowCorpus):
         """Accuracy and bits per byte of the held-out answers for who knows the task but reads only earlier answers."""
 
     def _vocabulary(self, tokenizer: Tokenizer | None) -> tuple[Tokenizer, np.ndarray]:
-        """The tokenizer, and the id of each code."""
+        """The tokenizer, and (128,) int64, the id of each ASCII character of the alphabet, PAD_ID for others."""
         tokenizer = tokenizer or ByteTokenizer(NEWLINE)
-        return tokenizer, _ids_of(tokenizer, self.alphabet)
+        encoded = {character: tokenizer.encode(character) for character in self.alphabet}
+        for character, ids in encoded.items():
+            if len(ids) != 1 or list(encoded.values()).count(ids) > 1 or ids[0] == tokenizer.eos_id:
+                raise ConfigError(
+                    f"the tokenizer encodes the character {character!r} as {ids}, but a task needs a token of its own "
+                    "for each character and for the end; use data.tokenizer.kind bytes"
+                )
+        table = np.full(ASCII, PAD_ID, np.int64)
+        table[codes(self.alphabet)] = [encoded[character][0] for character in self.alphabet]
+        return tokenizer, table
 
     def _is_held_out(self, drawn: np.ndarray) -> np.ndarray:
         return is_held_out(drawn[:, 0])
@@ -118,17 +127,3 @@ def lengths_of(drawn: np.ndarray) -> np.ndarray:
 
 def codes(characters: str) -> np.ndarray:
     return np.frombuffer(characters.encode("ascii"), np.uint8)
-
-
-def _ids_of(tokenizer: Tokenizer, alphabet: str) -> np.ndarray:
-    """(128,) int64, the id of each ASCII character of `alphabet`, PAD_ID for others."""
-    encoded = {character: tokenizer.encode(character) for character in alphabet}
-    for character, ids in encoded.items():
-        if len(ids) != 1 or list(encoded.values()).count(ids) > 1 or ids[0] == tokenizer.eos_id:
-            raise ConfigError(
-                f"the tokenizer encodes the character {character!r} as {ids}, but a task needs a token of its own for "
-                "each character and for the end; use data.tokenizer.kind bytes"
-            )
-    table = np.full(ASCII, PAD_ID, np.int64)
-    table[codes(alphabet)] = [encoded[character][0] for character in alphabet]
-    return table

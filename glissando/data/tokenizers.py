@@ -213,16 +213,12 @@ def _byte_level_bytes(token: str) -> bytes:
         return token.encode("utf-8")
 
 
-def _looks_byte_level(token: str) -> bool:
-    """Whether a token added as text would be decoded as stand-ins for other bytes: "é" as one byte."""
-    return not token.isascii() and all(char in _BYTE_OF for char in token)
-
-
 def _is_byte_level(spec: dict[str, Any], vocabulary: dict[str, int]) -> bool:
     """Whether encoding loses and adds nothing, so that an id's bytes are its own."""
     steps = spec["pre_tokenizer"] or {}
     steps = steps.get("pretokenizers", [steps])
     byte_level = [step for step in steps if step.get("type") == "ByteLevel"]
+    added = [token["content"] for token in spec["added_tokens"]]
     keeps_all = all(step.get("behavior", "Isolated") != "Removed" for step in steps)
     return (
         (spec["decoder"] or {}).get("type") == "ByteLevel"
@@ -232,7 +228,8 @@ def _is_byte_level(spec: dict[str, Any], vocabulary: dict[str, int]) -> bool:
         and spec["normalizer"] is None
         and all(char in vocabulary for char in _BYTE_OF)
         and not any(token["lstrip"] or token["rstrip"] for token in spec["added_tokens"])
-        and not any(_looks_byte_level(token["content"]) for token in spec["added_tokens"])
+        # a token added as text, such as "é", would be decoded as stand-ins for other bytes
+        and not any(not text.isascii() and all(char in _BYTE_OF for char in text) for text in added)
     )
 
 

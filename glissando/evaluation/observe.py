@@ -1,4 +1,4 @@
-"""What the mixers of a model measure of themselves, for the training log.
+"""What the mixers of a model show of themselves: numbers for the training log, and pictures for a page.
 
 A mixer has the names `observed`, and a method `observe` that returns a number for each. A column NAME is the mean over
 the layers that have it, and NAME/first that of the first of them. A block that is applied several times counts once for
@@ -18,10 +18,12 @@ from torch import Tensor
 from glissando.backbone import Backbone
 from glissando.data.base import Batch
 from glissando.kernels.precise import double
-from glissando.mixers import EMPTY, Context, Mixer
+from glissando.mixers import EMPTY, Context, Mixer, Picture
 
 #: shown a mixer's input: (mixer, x (B, T, D), context)
 Watcher = Callable[[Any, Tensor, Context], None]
+#: the fields of glissando.mixers.Picture as JSON has them; its rows are layers or depths, the first at the bottom
+Look = dict[str, Any]
 
 
 def observing(model: Backbone) -> list[Any]:
@@ -66,6 +68,34 @@ def observe(
         for name in names
     ]
     return dict(zip(names, torch.stack(values).tolist(), strict=True))
+
+
+@torch.no_grad()
+def looks(model: Backbone, ids: Tensor, control: Tensor | None = None) -> list[Look]:
+    """What is particular to a model, over ids (1, T) in evaluation mode: pictures of its mixers and depth, tables of
+    rows by tokens; [] for plain attention."""
+    mixers = [m for m in model.modules() if isinstance(m, Mixer) and hasattr(m, "pictures")]
+    drawn: dict[tuple[type, str], list[Picture]] = {}
+
+    def note(mixer: Any, x: Tensor, ctx: Context) -> None:
+        for picture in mixer.pictures(x, ctx):
+            drawn.setdefault((type(mixer), picture.name), []).append(picture)
+
+    if mixers:
+        show(model, mixers, note, ids, control=control)
+    entries = []
+    for (kind, _), layers in drawn.items():
+        names = [f"layer {number}" for number in layer_numbers(model, kind, len(layers))]
+        entries.append(_look(layers[0], names, [picture.values for picture in layers]))
+    along_depth = getattr(model.depth, "picture", None)
+    if along_depth is not None:
+        picture = along_depth(lambda: model(ids, control=control))
+        entries.append(_look(picture, list(picture.rows), list(picture.values)))
+    return entries
+
+
+def _look(picture: Picture, rows: list[str], values: list[Tensor]) -> Look:
+    return picture._asdict() | {"rows": rows, "values": [row.cpu().double().tolist() for row in values]}
 
 
 def first_row(batch: Batch, tokens: int) -> Batch:

@@ -35,7 +35,9 @@ def described(log: EventLog, encoding: EventEncoding, data: EventsData) -> list[
         lines.append(f"{counted(int(tied.sum()), 'event')} at the time of another of the same series: {what}")
     gaps = log.gaps[later & (log.gaps > 0)]
     if len(gaps):
-        lines.append(f"median gap {_time(float(np.median(gaps)), encoding)}{_assumed(encoding, data)}")
+        assumed = f": the numbers {data.time} are read in {encoding.unit}; if they are not, give --data.time_unit"
+        is_known = encoding.time_form == "date" or data.time_unit is not None
+        lines.append(f"median gap {_time(float(np.median(gaps)), encoding)}{'' if is_known else assumed}")
     if encoding.resolution:
         lines.append(
             f"resolution {_time(encoding.resolution, encoding)}: a likelihood is the probability of that interval "
@@ -54,12 +56,6 @@ def described(log: EventLog, encoding: EventEncoding, data: EventsData) -> list[
     else:
         lines.append("each series ends with its last event: if it was observed for longer, say until when: --data.end")
     return lines
-
-
-def _assumed(encoding: EventEncoding, data: EventsData) -> str:
-    if encoding.time_form == "date" or data.time_unit is not None:
-        return ""
-    return f": the numbers {data.time} are read in {encoding.unit}; if they are not, give --data.time_unit"
 
 
 def _time(time: float, encoding: EventEncoding) -> str:

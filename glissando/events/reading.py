@@ -156,7 +156,9 @@ class _Reader(ColumnReader):
             _Moments.of(each, series, len(self.names)) for each, (_, series) in ((of_start, start), (of_end, end))
         )
         codes, raw = self._kinds(ticks, since, until)
-        steps = self._merged(self._event_steps(ticks, codes, raw))
+        rank = np.where((codes >= FIRST) & (codes < FIRST + len(self.fixed.kinds)), _EVENT, _INPUT)
+        rows = np.arange(len(ticks))
+        steps = self._merged(_Steps(self.series, ticks, rank, codes, raw, rows, np.full(len(ticks), -1)))
         starts = _blank(np.flatnonzero(since.known), since.ticks[since.known], _START)
         steps = _joined([steps, self._value_steps(values, of_values), starts])
         return self._made(self._within(steps, since, until), since, until, line, values)
@@ -236,12 +238,6 @@ class _Reader(ColumnReader):
                 f"{listed(strange)}"
             )
         return codes, raw
-
-    def _event_steps(self, ticks: np.ndarray, codes: np.ndarray, raw: np.ndarray) -> _Steps:
-        is_predicted = (codes >= FIRST) & (codes < FIRST + len(self.fixed.kinds))
-        rank = np.where(is_predicted, _EVENT, _INPUT)
-        rows = np.arange(len(ticks))
-        return _Steps(self.series, ticks, rank, codes, raw, rows, np.full(len(ticks), -1))
 
     def _merged(self, steps: _Steps) -> _Steps:
         """Events of one series, time and kind as one."""

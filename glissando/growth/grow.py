@@ -114,7 +114,10 @@ def grown_config(model: LanguageModel, by: Growth) -> ModelConfig:
     if by.vocab is not None and by.vocab < c.vocab_size:
         raise ConfigError(f"grow: vocab must be at least the {c.vocab_size} tokens that the model has, got {by.vocab}")
     config.vocab_size = by.vocab or c.vocab_size
-    _grow_mlp(config, model.width, by)
+    if config.block.mlp.kind != "none":
+        config.block.mlp.hidden = mlp_hidden(config.block.mlp, model.width) * by.factor("ffn")
+    elif by.ffn is not None:
+        raise ConfigError(f"grow: ffn {by.ffn} was given, and this model has no MLP (block.mlp.kind is none)")
     _require_axes(model, by)
     grown = [method_of(MIXERS.class_of(o), "grow", "grow")(o, model.width, by) for o in _used_options(model)]
     config.mixer = [*grown, *copy.deepcopy(c.mixers[len(grown) :])] if isinstance(c.mixer, list) else grown[0]
@@ -135,14 +138,6 @@ def _with_weights(config: ModelConfig, model: LanguageModel) -> ModelConfig:
     mixers = [o.without_files() if i < used and hasattr(o, "without_files") else o for i, o in enumerate(config.mixers)]
     config.mixer = mixers if isinstance(config.mixer, list) else mixers[0]
     return config
-
-
-def _grow_mlp(config: ModelConfig, width: int, by: Growth) -> None:
-    mlp = config.block.mlp
-    if mlp.kind != "none":
-        mlp.hidden = mlp_hidden(mlp, width) * by.factor("ffn")
-    elif by.ffn is not None:
-        raise ConfigError(f"grow: ffn {by.ffn} was given, and this model has no MLP (block.mlp.kind is none)")
 
 
 def _require_axes(model: LanguageModel, by: Growth) -> None:

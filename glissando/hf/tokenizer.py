@@ -38,22 +38,18 @@ def fast_tokenizer(tokenizer: Tokenizer | str | Path, **options: Any) -> PreTrai
 
 
 def _backend(tokenizer: Tokenizer) -> tuple[Backend, str]:
-    """A copy in Hugging Face's format, and the name of its end token."""
-    if isinstance(tokenizer, ByteTokenizer):
-        return _byte_backend(tokenizer.eos_id)
+    """A copy in Hugging Face's format, and the name of its end token.
+
+    Of bytes: byte-level BPE without a merge, 256 tokens, and the end token is the character of its byte. Wherever that
+    character stands in a text, it is the end token, as it is for ByteTokenizer.
+    """
     if isinstance(tokenizer, HFTokenizer):
         return Backend.from_str(tokenizer.to_json()), tokenizer.eos
-    raise ConfigError(
-        f"a {type(tokenizer).__name__} has no form in Hugging Face's format; give a ByteTokenizer or an HFTokenizer"
-    )
-
-
-def _byte_backend(eos_id: int) -> tuple[Backend, str]:
-    """Byte-level BPE without a merge: 256 tokens, and the end token is the character of its byte.
-
-    Wherever that character stands in a text, it is the end token, as it is for ByteTokenizer.
-    """
-    if eos_id >= 128:
+    if not isinstance(tokenizer, ByteTokenizer):
+        raise ConfigError(
+            f"a {type(tokenizer).__name__} has no form in Hugging Face's format; give a ByteTokenizer or an HFTokenizer"
+        )
+    if (eos_id := tokenizer.eos_id) >= 128:
         raise ConfigError(f"the end token is byte {eos_id}, which is no character by itself; one below 128 can be kept")
     eos = chr(eos_id)
     vocabulary = {eos if byte == eos_id else token: byte for token, byte in stand_ins().items()}

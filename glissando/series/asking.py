@@ -122,23 +122,16 @@ def draw_paths(
             y, state = _answer(model, state, inputs, gap, None if ahead is None else ahead[rows, j : j + 1])
             drawn = model.distribution.sample(y[:, 0], 1, generator)[0]
             paths[chosen, :, j] = drawn.double().cpu().unflatten(0, (len(chosen), n))
-            inputs = _observed(inputs, drawn, gap, targets, None if ahead is None else ahead[rows, j].to(like))
+            # The step at which the drawn values are observed, and nothing else.
+            x, seen = torch.zeros_like(inputs["x"]), torch.zeros_like(inputs["observed"])
+            x[:, 0, targets], seen[:, 0, targets] = drawn, True
+            inputs = {**inputs, "x": x, "observed": seen, "dt": gap}
+            if "codes" in inputs:
+                inputs["codes"] = torch.zeros_like(inputs["codes"])
+            if ahead is not None:
+                inputs["future"] = ahead[rows, j].to(like).unsqueeze(1)
             before = time
     return paths
-
-
-def _observed(
-    inputs: dict[str, Any], values: Tensor, gap: Tensor, targets: list[int], future: Tensor | None
-) -> dict[str, Any]:
-    """The step at which the drawn values are observed, and nothing else."""
-    x, seen = torch.zeros_like(inputs["x"]), torch.zeros_like(inputs["observed"])
-    x[:, 0, targets], seen[:, 0, targets] = values, True
-    made = {**inputs, "x": x, "observed": seen, "dt": gap}
-    if "codes" in inputs:
-        made["codes"] = torch.zeros_like(inputs["codes"])
-    if future is not None:
-        made["future"] = future.unsqueeze(1)
-    return made
 
 
 # ---------------------------------------------------------------------- scored answers

@@ -77,7 +77,8 @@ def history(
     count, total, square = observed.to(wide).cumsum(1), values.cumsum(1), values.square().cumsum(1)
     elapsed = gaps.to(wide).cumsum(1).unsqueeze(-1)
     if begin is not None:
-        count, total, square = (sums - _upto(sums, begin) for sums in (count, total, square))
+        index = (begin - 1).clamp_min(0).expand_as(count)  # the step before each step's series begins
+        count, total, square = (s - torch.where(begin > 0, s.gather(1, index), 0) for s in (count, total, square))
     seen = latest.clamp_min(0)
     value = values.gather(1, seen)
     age = elapsed - elapsed.expand_as(value).gather(1, seen)
@@ -91,12 +92,6 @@ def history(
     spread = torch.where(count > 1, (square - count * mean.square()).clamp_min(0), 0)
     parts = Past(torch.where(known, value, 0), torch.where(known, age, 0), mean, count, spread)
     return Past(*(part.to(dtype) for part in parts))
-
-
-def _upto(sums: Tensor, begin: Tensor) -> Tensor:
-    """The sums (B, T, K) before the place (B, T, 1) where each step's series begins."""
-    index = (begin - 1).clamp_min(0).expand_as(sums)
-    return torch.where(begin > 0, sums.gather(1, index), 0)
 
 
 def at(known: Past, step: int) -> Past:

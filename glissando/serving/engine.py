@@ -244,10 +244,19 @@ class Engine:
             self.deliver(outbox)
 
     def _try(self, work: Callable[[Any], None], at: Any) -> None:
+        """Where it fails, every text that is worked on ends there; a batch is empty after it."""
         try:
             work(at)
         except Exception as error:  # noqa: BLE001 - sent to every listener that it concerns
-            self._fail(at, error)
+            if isinstance(at, Batch):
+                failed = at.sessions
+                at.clear()
+            else:
+                failed = [session for reading in at for session in reading.sessions]
+                self.reading = [reading for reading in self.reading if reading not in at]
+            for session in failed:
+                if not session.done:
+                    self._outbox.append((session.listener, session.fail(error)))
 
     def _let_go(self, batch: Batch) -> None:
         for row, session in enumerate(batch.sessions):
@@ -484,15 +493,3 @@ class Engine:
 
     def _control(self, values: Sequence[tuple[float, ...] | None]) -> Tensor | None:
         return None if values[0] is None else self.model.embedding.weight.new_tensor(values)
-
-    def _fail(self, at: Batch | list[Reading], error: Exception) -> None:
-        """Every text that was worked on ends here; the batch is empty after it."""
-        if isinstance(at, Batch):
-            failed = at.sessions
-            at.clear()
-        else:
-            failed = [session for reading in at for session in reading.sessions]
-            self.reading = [reading for reading in self.reading if reading not in at]
-        for session in failed:
-            if not session.done:
-                self._outbox.append((session.listener, session.fail(error)))

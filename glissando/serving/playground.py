@@ -13,7 +13,7 @@ from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse, Response
 
 from glissando.depth import DEPTHS
-from glissando.evaluation.looks import looks
+from glissando.evaluation.observe import looks
 from glissando.mixers import MIXERS
 from glissando.serving.answers import token_text
 from glissando.serving.schema import LookBody, read_body
