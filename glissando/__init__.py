@@ -6,27 +6,28 @@ S depth steps, C control dimensions, W convolution width.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from glissando.lazy import attributes
 from glissando.version import __version__
 
 _HOMES = {
-    "LanguageModel": "glissando.model",
-    "LiquidRNN": "glissando.rnn",
-    "ModelConfig": "glissando.model",
-    "RNN": "glissando.rnn",
-    "SeriesModel": "glissando.series",
-    "generate": "glissando.generation",
-    "grow": "glissando.growth",
-    "load": "glissando.loading",
-    "load_state": "glissando.state_files",
-    "register_corpus": "glissando.data.corpora",
-    "register_depth": "glissando.depth",
-    "register_mixer": "glissando.mixers",
-    "register_probe": "glissando.compare.probes",
-    "require_new": "glissando.runs",
-    "save_state": "glissando.state_files",
-    "stream": "glissando.generation",
+    "LanguageModel": "model",
+    "LiquidRNN": "rnn",
+    "ModelConfig": "model",
+    "RNN": "rnn",
+    "SeriesModel": "series",
+    "generate": "generation",
+    "grow": "growth",
+    "load": "loading",
+    "load_state": "state_files",
+    "register_corpus": "data.corpora",
+    "register_depth": "depth",
+    "register_mixer": "mixers",
+    "register_probe": "compare.probes",
+    "require_new": "runs",
+    "save_state": "state_files",
+    "stream": "generation",
 }
 __all__ = ["__version__", *sorted(_HOMES)]
 
@@ -48,15 +49,4 @@ if TYPE_CHECKING:
     from glissando.state_files import load_state as load_state
     from glissando.state_files import save_state as save_state
 
-
-def __getattr__(name: str) -> Any:
-    # PyTorch takes a second to import; `glissando --help` must not wait for it.
-    if name not in _HOMES:
-        raise AttributeError(f"module 'glissando' has no attribute {name!r}")
-    from importlib import import_module
-
-    return getattr(import_module(_HOMES[name]), name)
-
-
-def __dir__() -> list[str]:
-    return __all__
+__getattr__, __dir__ = attributes(__name__, _HOMES, __all__)

@@ -8,7 +8,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from glissando.lazy import attributes
 
 _HOMES = {
     "EventConfig": "model",
@@ -32,15 +34,4 @@ if TYPE_CHECKING:
     from glissando.events.reading import read_events as read_events
     from glissando.events.task import EventRun as EventRun
 
-
-def __getattr__(name: str) -> Any:
-    # PyTorch takes a second to import, and a table needs none of it.
-    if name not in _HOMES:
-        raise AttributeError(f"module 'glissando.events' has no attribute {name!r}")
-    from importlib import import_module
-
-    return getattr(import_module(f"glissando.events.{_HOMES[name]}"), name)
-
-
-def __dir__() -> list[str]:
-    return __all__
+__getattr__, __dir__ = attributes(__name__, _HOMES, __all__)
