@@ -277,7 +277,7 @@ class Spectral(Mixer):
             builder.emit("SCAN_PAIRS", builder.weights(constants.factor), x, y, 2 * n, h.at)
             return y, state
         parts = builder.linear(self.project.weight, None, x)
-        vectors = builder.weights(8 * constants.gamma, self.decay_bias, constants.factor)
+        vectors = builder.weights(8 * constants.gamma, self.decay_bias, *constants.factor.unbind(-1))
         builder.emit("SPECTRAL", parts, parts + n, y, n, vectors, h.at)
         y = builder.silu_product(parts + 2 * n, y, 2 * n)
         return builder.linear(self.out.weight, None, y), state

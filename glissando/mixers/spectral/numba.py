@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 
 import numpy as np
+from numba.extending import register_jitable
 
 from glissando.kernels.compiled import kernel
 from glissando.kernels.exponentials import exp, expm1, logistic
@@ -147,28 +148,34 @@ def gate_backward(s, tanh, alpha, beta, omega, position, grad, grad_s, sums, fir
                 start = t + 1
 
 
-@kernel
-def _advance(v, rate, gammas, bias, factor, before, h):
-    """One token with projections: h (2 N) after it from `before`; gammas is 8 gamma, factor the pairs exp(i w)."""
+@register_jitable(inline="always")
+def _advance(v, rate, gammas, bias, cos, sin, before, h):
+    """One token with projections: h (2 N) after it from `before`; gammas is 8 gamma, cos and sin those of w."""
     for i in range(len(bias)):
         g = gammas[i] * logistic(as_computed(rate[i]) + bias[i])
         kept = -expm1(-_TWO * g)
         kept = kept if kept > _TINY else _TINY
         u, a = as_computed(v[i]) * math.sqrt(kept), exp(-g)
         real, imag = a * before[2 * i], a * before[2 * i + 1]
-        h[2 * i] = real * factor[2 * i] - imag * factor[2 * i + 1] + u
-        h[2 * i + 1] = real * factor[2 * i + 1] + imag * factor[2 * i]
+        h[2 * i] = real * cos[i] - imag * sin[i] + u
+        h[2 * i + 1] = real * sin[i] + imag * cos[i]
 
 
 @kernel
-def forward(parts, gammas, bias, factor, h0, h, y, first, last):
+def _token(v, rate, gammas, bias, cos, sin, before, h):
+    """`_advance` on its own: within the loops of `forward` the compiler does not vectorise it."""
+    _advance(v, rate, gammas, bias, cos, sin, before, h)
+
+
+@kernel
+def forward(parts, gammas, bias, cos, sin, h0, h, y, first, last):
     """h (B, T, 2 N), and y = h silu(gate), of parts = [v, rate, gate] (B, T, 4 N)."""
     n = len(bias)
     for b in range(first, last):
         before = h0[b]
         for t in range(parts.shape[1]):
             gate, states, out = parts[b, t, 2 * n :], h[b, t], y[b, t]
-            _advance(parts[b, t, :n], parts[b, t, n : 2 * n], gammas, bias, factor, before, states)
+            _token(parts[b, t, :n], parts[b, t, n : 2 * n], gammas, bias, cos, sin, before, states)
             for i in range(2 * n):
                 a = as_computed(gate[i])
                 out[i] = as_stored(states[i] * a * logistic(a), gate[i])
@@ -197,7 +204,7 @@ def _gate_back(gate, h, grad_y, grad_gate, flow):
 
 
 @kernel
-def backward(parts, gammas, bias, factor, h0, h, grad_y, grad_h, grad_parts, sums, carry, first, last):
+def backward(parts, gammas, bias, cos, sin, h0, h, grad_y, grad_h, grad_parts, sums, carry, first, last):
     """carry (B, 2 N) holds zeros and leaves as the gradient of h0; grad_h (B, T, 2 N or 0). With s the gradient that
     arrives at h_t, R = exp(i w) h_{t-1}, a = exp(-g), m^2 = 1 - a^2 and g = gammas sigmoid(r):
 
@@ -224,9 +231,10 @@ def backward(parts, gammas, bias, factor, h0, h, grad_y, grad_h, grad_parts, sum
                 x, y, p, q = flow[2 * i], flow[2 * i + 1], past[2 * i], past[2 * i + 1]
                 real[i], imag[i] = a[i] * (x * p + y * q), a[i] * (y * p - x * q)
             for i in range(n):
-                moved = real[i] * factor[2 * i] + imag[i] * factor[2 * i + 1]
+                slope[i] = -(real[i] * cos[i] + imag[i] * sin[i])
+            for i in range(n):
                 drawn = as_computed(v[i]) * flow[2 * i] * a[i] * a[i] / m[i]
-                slope[i] = (drawn if m[i] > _SMALLEST else 0 * drawn) - moved
+                slope[i] += drawn if m[i] > _SMALLEST else 0 * drawn
             for i in range(n):
                 grad_v[i] = as_stored(m[i] * flow[2 * i], v[i])
             for i in range(n):
@@ -239,8 +247,8 @@ def backward(parts, gammas, bias, factor, h0, h, grad_y, grad_h, grad_parts, sum
                 of_real[i] += real[i]
                 of_imag[i] += imag[i]
             for i in range(n):
-                x, y, c, d = flow[2 * i], flow[2 * i + 1], factor[2 * i], factor[2 * i + 1]
-                flow[2 * i], flow[2 * i + 1] = a[i] * (x * c + y * d), a[i] * (y * c - x * d)
+                x, y = flow[2 * i], flow[2 * i + 1]
+                flow[2 * i], flow[2 * i + 1] = a[i] * (x * cos[i] + y * sin[i]), a[i] * (y * cos[i] - x * sin[i])
             if t % _RUN == 0:
                 sums[b] += run
                 run[:] = 0
@@ -248,11 +256,12 @@ def backward(parts, gammas, bias, factor, h0, h, grad_y, grad_h, grad_parts, sum
 
 @kernel
 def step(v, rate, vectors, h, y):
-    """One decoded token with projections: h (2 N) pairs, moved on, and copied to y.
+    """One decoded token with projections: y (2 N) pairs are h moved on, and h becomes them.
 
-    vectors (4 N): 8 gamma, the decay's bias, exp(i w) in pairs
+    vectors (4 N): 8 gamma, the decay's bias, cos w, sin w
     """
     n = len(v)
-    _advance(v, rate, vectors[:n], vectors[n : 2 * n], vectors[2 * n :], h, h)
+    # Not h to h: what may overlap is not vectorised.
+    _advance(v, rate, vectors[:n], vectors[n : 2 * n], vectors[2 * n : 3 * n], vectors[3 * n :], h, y)
     for i in range(2 * n):
-        y[i] = h[i]
+        h[i] = y[i]

@@ -65,4 +65,5 @@ class _GatedScan(torch.autograd.Function):
 
 
 def _arrays(parts: Tensor, gammas: Tensor, bias: Tensor, factor: Tensor, h0: Tensor) -> tuple[Any, ...]:
-    return as_stored_rows(parts), as_rows(gammas, 0), as_rows(bias, 0), as_rows(factor.flatten(), 0), as_rows(h0, 1)
+    vectors = gammas, bias, *factor.unbind(-1)
+    return as_stored_rows(parts), *(as_rows(vector, 0) for vector in vectors), as_rows(h0, 1)
