@@ -204,7 +204,9 @@ def _gate_back(gate, h, grad_y, grad_gate, flow):
 
 
 @kernel
-def backward(parts, gammas, bias, cos, sin, h0, h, grad_y, grad_h, grad_parts, sums, carry, first, last):
+def backward(  # noqa: C901 - many short loops: each is one that the compiler vectorises
+    parts, gammas, bias, cos, sin, h0, h, grad_y, grad_h, grad_parts, sums, carry, first, last
+):
     """carry (B, 2 N) holds zeros and leaves as the gradient of h0; grad_h (B, T, 2 N or 0). With s the gradient that
     arrives at h_t, R = exp(i w) h_{t-1}, a = exp(-g), m^2 = 1 - a^2 and g = gammas sigmoid(r):
 
