@@ -41,7 +41,7 @@ def test_they_are_not_accepted(runs, tmp_path, capsys):
 
 
 def test_they_are_not_offered(runs):
-    pytest.importorskip("fastapi")
+    pytest.importorskip("starlette")
     from starlette.testclient import TestClient
 
     from glissando.serving.api import Server

@@ -52,7 +52,7 @@ def ending_nats(model: LanguageModel, story: str, ending: str) -> float:
 
 def test_the_server_answers_lm_eval_as_the_library_scores(model, tmp_path):
     """Through `local-completions`, lm-eval's client of OpenAI's interface."""
-    pytest.importorskip("fastapi", reason="needs the [serve] extra")
+    pytest.importorskip("starlette", reason="needs the [serve] extra")
     pytest.importorskip("lm_eval", reason="needs lm-eval: pip install -e '.[eval]'")
     from lm_eval import simple_evaluate
     from lm_eval.tasks import TaskManager

@@ -118,7 +118,7 @@ def test_a_run_opens_with_the_file_that_it_names(run, place, capsys):
 
 @pytest.mark.slow
 def test_it_streams_and_serves(run, place):
-    pytest.importorskip("fastapi", reason="needs the [serve] extra")
+    pytest.importorskip("starlette", reason="needs the [serve] extra")
     import httpx2 as httpx
 
     model = glissando.load(run, trust_imports=True)

@@ -14,7 +14,7 @@ import pandas
 import pytest
 import torch
 
-pytest.importorskip("fastapi", reason="needs the [serve] extra")
+pytest.importorskip("starlette", reason="needs the [serve] extra")
 import httpx2 as httpx
 from serving import running
 from test_series_forecast import trained, visits

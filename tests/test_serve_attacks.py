@@ -20,7 +20,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
-pytest.importorskip("fastapi", reason="needs the [serve] extra")
+pytest.importorskip("starlette", reason="needs the [serve] extra")
 import h11
 import httpx2 as httpx
 from serving import ENDLESS, NAME, connected, serving, tiny, wait_until

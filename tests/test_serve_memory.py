@@ -166,7 +166,7 @@ def test_prompt_states_are_each_keys_own(model):
 
 
 def test_requests_that_never_fit_are_reported_so_over_http(model):
-    pytest.importorskip("fastapi", reason="needs the [serve] extra")
+    pytest.importorskip("starlette", reason="needs the [serve] extra")
     import httpx2 as httpx
     from serving import NAME, serving
 
@@ -185,7 +185,7 @@ def echoed(lists: int, length: int = 8500) -> dict:
 
 
 def test_the_memory_of_an_answer_is_free_when_it_is_sent_and_not_before(model):
-    pytest.importorskip("fastapi", reason="needs the [serve] extra")
+    pytest.importorskip("starlette", reason="needs the [serve] extra")
     from serving import NAME, connected, head, serving, wait_until
 
     body = json.dumps({"model": NAME, **echoed(2, 1000)}).encode()
@@ -200,7 +200,7 @@ def test_the_memory_of_an_answer_is_free_when_it_is_sent_and_not_before(model):
 
 def test_an_answer_that_never_fits_is_refused(model):
     """30 prompts of 8,500 tokens fitted one by one, and their answer did not: 1,524 MiB under a limit of 900."""
-    pytest.importorskip("fastapi", reason="needs the [serve] extra")
+    pytest.importorskip("starlette", reason="needs the [serve] extra")
     import httpx2 as httpx
     from serving import NAME, serving
 

@@ -9,7 +9,7 @@ import time
 
 import pytest
 
-pytest.importorskip("fastapi", reason="needs the [serve] extra")
+pytest.importorskip("starlette", reason="needs the [serve] extra")
 import httpx2 as httpx
 from engines import request_for, run_down, submit
 from serving import serving, tiny

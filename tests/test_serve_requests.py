@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-pytest.importorskip("fastapi", reason="needs the [serve] extra")
+pytest.importorskip("starlette", reason="needs the [serve] extra")
 openai = pytest.importorskip("openai", reason="OpenAI's client is not installed")
 import httpx2 as httpx  # noqa: E402
 from serving import NAME, serving, tiny, wait_until  # noqa: E402

@@ -12,15 +12,16 @@ from dataclasses import replace
 from typing import Any, TypeVar
 
 import uvicorn
-from fastapi import FastAPI, Request
-from fastapi.responses import JSONResponse, Response
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
 
 from glissando.machine import available_bytes
 from glissando.model import LanguageModel
 from glissando.serving.answers import Answer, ChatAnswer, as_json
 from glissando.serving.engine import Engine
 from glissando.serving.group import DisconnectedError, Group
-from glissando.serving.http import Route, application, configuration, logged
+from glissando.serving.http import application, configuration, logged, route
 from glissando.serving.limits import Limits, Receive, Scope, Send
 from glissando.serving.planning import Served
 from glissando.serving.runner import Runner
@@ -82,7 +83,7 @@ class Server:
     # ------------------------------------------------------------------ the engine's thread
 
     @contextlib.asynccontextmanager
-    async def _lifespan(self, app: FastAPI) -> AsyncIterator[None]:
+    async def _lifespan(self, app: Starlette) -> AsyncIterator[None]:
         self._loop = asyncio.get_running_loop()
         self._thread = threading.Thread(target=self.runner.run, name="glissando-engine", daemon=True)
         self._thread.start()
@@ -105,21 +106,20 @@ class Server:
 
     # ------------------------------------------------------------------ routes
 
-    def _application(self, keys: Sequence[str], hosts: Sequence[str] | None) -> FastAPI:
-        from glissando.serving.playground import add_playground  # which is typed by this file
+    def _application(self, keys: Sequence[str], hosts: Sequence[str] | None) -> Starlette:
+        from glissando.serving.playground import playground  # which is typed by this file
 
-        routes: list[Route] = [
-            ("POST", "/v1/completions", self.completions),
-            ("POST", "/v1/completions/{id}/control", self.turn),
-            ("POST", "/v1/chat/completions", self.chat),
-            ("GET", "/v1/models", self.models),
-            ("GET", "/v1/models/{name:path}", self.model),
-            ("GET", "/health", self.health),
+        routes = [
+            route("POST", "/v1/completions", self.completions),
+            route("POST", "/v1/completions/{id}/control", self.turn),
+            route("POST", "/v1/chat/completions", self.chat),
+            route("GET", "/v1/models", self.models),
+            route("GET", "/v1/models/{name:path}", self.model),
+            route("GET", "/health", self.health),
+            *playground(self),
         ]
         known = "POST /v1/completions and /v1/chat/completions are"
-        app = application(routes, known, self.limits, keys, hosts, self._lifespan)
-        add_playground(app, self)
-        return app
+        return application(routes, known, self.limits, keys, hosts, self._lifespan)
 
     async def read(self, request: Request, then: Callable[[bytes], _Read]) -> _Read:
         """`then` of the body."""
@@ -137,8 +137,9 @@ class Server:
         """POST /v1/chat/completions."""
         return await self._texts(request, ChatBody)
 
-    async def turn(self, id: str, request: Request) -> Response:
+    async def turn(self, request: Request) -> Response:
         """POST /v1/completions/ID/control: the dials and the pace of a text that streams, from its next token on."""
+        id = request.path_params["id"]
         body = await self.read(request, lambda content: read_body(ControlBody, content))
         if id not in self.groups:
             raise BadRequestError(f"no text {id} is being written", "id", "not_found")
@@ -153,13 +154,13 @@ class Server:
         control = None if values is None else dict(zip(served.dials, values, strict=True))
         return JSONResponse({"id": id, "control": control, "pace": first.pace})
 
-    async def models(self) -> Response:
+    async def models(self, request: Request) -> Response:
         """GET /v1/models: those that are served."""
         return JSONResponse({"object": "list", "data": [self._model(name) for name in self.served]})
 
-    async def model(self, name: str) -> Response:
+    async def model(self, request: Request) -> Response:
         """GET /v1/models/NAME."""
-        return JSONResponse(self._model(self.find(name).name))
+        return JSONResponse(self._model(self.find(request.path_params["name"]).name))
 
     def find(self, name: str) -> Served:
         """The model of this name. Raises BadRequestError, a 404, for one that is not served."""
@@ -173,7 +174,7 @@ class Server:
     def _model(self, name: str) -> dict[str, Any]:
         return {"id": name, "object": "model", "created": self.started, "owned_by": "glissando"}
 
-    async def health(self) -> Response:
+    async def health(self, request: Request) -> Response:
         """GET /health: 200 while the engine runs."""
         return JSONResponse({"status": "ok"} if self.healthy else {"status": "stopped"}, 200 if self.healthy else 503)
 

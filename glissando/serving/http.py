@@ -7,9 +7,12 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import uvicorn
-from fastapi import FastAPI, Request
-from fastapi.responses import JSONResponse, Response
+from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
 
 from glissando.serving.limits import Gate, Limits, error_body
 from glissando.serving.protocol import bounded_protocol
@@ -18,20 +21,18 @@ from glissando.serving.session import BusyError, ModelFailedError, RequestError
 _log = logging.getLogger("glissando.serve")
 #: connections; beyond, every request gets a 503 until some are closed
 MAX_CONNECTIONS = 512
-#: method, path and the function that answers
-Route = tuple[str, str, Callable[..., Any]]
+
+
+def route(method: str, path: str, answer: Callable[[Request], Any]) -> Route:
+    """A place and the function that answers there; HEAD goes with GET."""
+    return Route(path, answer, methods=[method])
 
 
 def application(
     routes: Sequence[Route], known: str, limits: Limits, keys: Sequence[str], hosts: Sequence[str] | None, lifespan: Any
-) -> FastAPI:
+) -> Starlette:
     """An application that answers at `routes`, of which `known` tells who asks at another place; keys and hosts as in
     Gate."""
-    # FastAPI's own pages of documentation load scripts from elsewhere.
-    app = FastAPI(title="glissando", docs_url=None, redoc_url=None, openapi_url=None, lifespan=lifespan)
-    for method, path, answer in routes:
-        methods = ["POST"] if method == "POST" else ["GET", "HEAD"]
-        app.add_api_route(path, answer, methods=methods, response_model=None)
 
     async def http(request: Request, error: HTTPException) -> Response:
         messages = {
@@ -41,14 +42,12 @@ def application(
         message = messages.get(error.status_code, str(error.detail))
         return JSONResponse(error_body(message, "invalid_request_error"), error.status_code, error.headers)
 
-    handlers: dict[type[Exception], Any] = {RequestError: _refused, HTTPException: http, Exception: _unexpected}
-    for kind, handler in handlers.items():
-        app.add_exception_handler(kind, handler)
-    app.add_middleware(Gate, limits=limits, keys=keys, hosts=hosts)
-    return app
+    handlers: dict[Any, Any] = {RequestError: _refused, HTTPException: http, Exception: _unexpected}
+    gate = Middleware(Gate, limits=limits, keys=keys, hosts=hosts)
+    return Starlette(routes=routes, middleware=[gate], exception_handlers=handlers, lifespan=lifespan)
 
 
-def configuration(app: FastAPI, limits: Limits, **options: Any) -> uvicorn.Config:
+def configuration(app: Starlette, limits: Limits, **options: Any) -> uvicorn.Config:
     """How uvicorn is to serve an application; `options` are its own, such as host and port.
 
     It logs errors alone: warnings are about what clients send, who could fill the log with them.

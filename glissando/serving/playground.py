@@ -9,13 +9,15 @@ from importlib import resources
 from typing import TYPE_CHECKING, Any
 
 import torch
-from fastapi import FastAPI, Request
-from fastapi.responses import JSONResponse, Response
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
 
 from glissando.depth import DEPTHS
 from glissando.evaluation.observe import looks
 from glissando.mixers import MIXERS
 from glissando.serving.answers import token_text
+from glissando.serving.http import route
 from glissando.serving.schema import LookBody, read_body
 from glissando.serving.session import BusyError, ModelFailedError
 
@@ -38,15 +40,15 @@ LOOK_TOKENS = 160
 _MAX_LOOKS = 8
 
 
-def add_playground(app: FastAPI, server: Server) -> None:
+def playground(server: Server) -> list[Route]:
     """The page's routes."""
-    folder = resources.files("glissando.serving") / "page"
+    routes, folder = [], resources.files("glissando.serving") / "page"
     for file in folder.iterdir():
         path = "/" if file.name == "index.html" else f"/{file.name}"
         kind = f"{_KINDS['.' + file.name.rpartition('.')[2]]}; charset=utf-8"
-        app.add_api_route(path, _file(file.read_bytes(), kind), methods=["GET", "HEAD"], response_model=None)
+        routes.append(route("GET", path, _file(file.read_bytes(), kind)))
 
-    async def about() -> Response:
+    async def about(request: Request) -> Response:
         """GET /v1/glissando: the models, their dials, and what a text may ask for."""
         limits = {"max_tokens": server.limits.max_tokens, "max_prompt": server.limits.max_prompt}
         return JSONResponse({"models": [_about(served) for served in server.served.values()]} | limits)
@@ -64,12 +66,11 @@ def add_playground(app: FastAPI, server: Server) -> None:
         finally:
             served.looking -= 1
 
-    app.add_api_route("/v1/glissando", about, methods=["GET", "HEAD"], response_model=None)
-    app.add_api_route("/v1/glissando/look", look, methods=["POST"], response_model=None)
+    return [*routes, route("GET", "/v1/glissando", about), route("POST", "/v1/glissando/look", look)]
 
 
 def _file(content: bytes, kind: str) -> Any:
-    async def send() -> Response:
+    async def send(request: Request) -> Response:
         return Response(content, media_type=kind, headers=_HEADERS)
 
     return send

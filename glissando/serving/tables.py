@@ -21,13 +21,14 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import uvicorn
-from fastapi import FastAPI, Request
-from fastapi.responses import JSONResponse, Response
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
 
 from glissando.errors import GlissandoError, NotFiniteError
 from glissando.live import Live, Seal
 from glissando.machine import readable
-from glissando.serving.http import application, configuration
+from glissando.serving.http import application, configuration, route
 from glissando.serving.limits import Limits
 from glissando.serving.schema import MOST_TIMES, BadRequestError, StateBody, read_body
 from glissando.serving.session import ModelFailedError, TooLargeError
@@ -67,9 +68,9 @@ class TableServer(ABC):
         self._worker = ThreadPoolExecutor(1, "glissando-tables")
         self.app = application(
             [
-                ("POST", "/v1/observe", self.observe),
-                ("GET", "/v1/series", self.describe),
-                ("GET", "/health", self.health),
+                route("POST", "/v1/observe", self.observe),
+                route("GET", "/v1/series", self.describe),
+                route("GET", "/health", self.health),
             ],
             "POST /v1/observe and GET /v1/series are", self.limits, api_key, hosts, self._lifespan,
         )  # fmt: skip
@@ -83,17 +84,17 @@ class TableServer(ABC):
         self._worker.shutdown(wait=False, cancel_futures=True)
 
     @contextlib.asynccontextmanager
-    async def _lifespan(self, app: FastAPI) -> AsyncIterator[None]:
+    async def _lifespan(self, app: Starlette) -> AsyncIterator[None]:
         yield
         self.close()
 
     # ------------------------------------------------------------------ routes
 
-    async def health(self) -> Response:
+    async def health(self, request: Request) -> Response:
         """GET /health."""
         return JSONResponse({"status": "ok"})
 
-    async def describe(self) -> Response:
+    async def describe(self, request: Request) -> Response:
         """GET /v1/series."""
         kept = {"kept": len(self.kept), "kept_bytes": self.size, "memory": self.memory, "dropped": self.dropped}
         return JSONResponse({"model": self.name, **self._described(), **kept})

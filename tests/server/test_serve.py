@@ -16,7 +16,7 @@ import pytest
 import torch
 from training_runs import environment
 
-pytest.importorskip("fastapi", reason="needs the [serve] extra")
+pytest.importorskip("starlette", reason="needs the [serve] extra")
 openai = pytest.importorskip("openai", reason="OpenAI's client is not installed")
 import httpx2 as httpx  # noqa: E402
 from serving import ENDLESS, LIMITS, NAME, ask, connected, head, serving, tiny, wait_until  # noqa: E402

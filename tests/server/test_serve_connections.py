@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-pytest.importorskip("fastapi", reason="needs the [serve] extra")
+pytest.importorskip("starlette", reason="needs the [serve] extra")
 openai = pytest.importorskip("openai", reason="OpenAI's client is not installed")
 from serving import ENDLESS, NAME, ask, connected, head, serving, tiny, wait_until  # noqa: E402
 

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-pytest.importorskip("fastapi", reason="needs the [serve] extra")
+pytest.importorskip("starlette", reason="needs the [serve] extra")
 openai = pytest.importorskip("openai", reason="OpenAI's client is not installed")
 import httpx2 as httpx  # noqa: E402
 from serving import LIMITS, NAME, ask, serving, tiny, wait_until  # noqa: E402
