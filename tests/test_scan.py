@@ -307,9 +307,8 @@ def test_gradcheck(kind: str, dtype: torch.dtype):
 
 def test_a_second_derivative_is_refused():
     inputs = [tensor.requires_grad_() for tensor in problem("varying", torch.float64)]
-    (grad,) = torch.autograd.grad((scan(*inputs, backend="numba")[0] ** 2).sum(), inputs[0], create_graph=True)
-    with pytest.raises(RuntimeError, match="once_differentiable"):
-        grad.sum().backward()
+    with pytest.raises(RuntimeError, match="reference"):
+        torch.autograd.grad((scan(*inputs, backend="numba")[0] ** 2).sum(), inputs[0], create_graph=True)
 
 
 @pytest.mark.parametrize(

@@ -332,6 +332,19 @@ def test_one_pass_is_the_operations_one_after_the_other(dtype, autocast, with_st
         assert_close(got, expected, tolerance=5e-2 if autocast else 1e-11 if dtype == torch.float64 else 2e-5)
 
 
+def test_a_start_state_of_another_shape_or_layout():
+    mixer, x = Spectral(8, channels=5), torch.randn(3, 6, 8)
+    for shape in ((1, 5, 2), (3, 4, 2), (3, 9, 2)):
+        with pytest.raises(ValueError, match=r"h0 must be \(3, 5, 2\)"):
+            mixer(x, mixer.init_state(3)._replace(h=torch.zeros(shape)))
+    with pytest.raises(ValueError, match="time >= 1"):
+        mixer(x[:, :0])
+    h = torch.randn(5, 3, 2).transpose(0, 1).requires_grad_()
+    grads = [torch.autograd.grad(mixer(x, mixer.init_state(3)._replace(h=z))[0].sum(), h) for z in (h, h.contiguous())]
+    assert torch.equal(*(grad for (grad,) in grads))
+    assert float(grads[0][0].abs().max()) > 0
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_one_pass_has_gradients_where_a_gate_is_shut_or_open(dtype: torch.dtype):
     """Decays of 0 and of infinity, and output gates beyond what an exponential holds."""

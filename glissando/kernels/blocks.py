@@ -33,12 +33,13 @@ End = Literal["", "scaled", "highest", "powers", "summed powers", "times"]
 def block(rows: int, vectors: int, end: End = "") -> Any:
     """The function (m, w, w_row, x, x_row, x_step, count, start, start_row, out, out_row, side), to call in kernels.
 
-    `side` is the place of a number for each column, side_c, or of a matrix with out's distance of rows, side_rc. Of
-    the sums s_rc, `end` makes
+    `side` is the place of a number for each column, side_c, or of a matrix with out's distance of rows, side_rc. What
+    `end` stores of the sums s_rc, and what it does with `side`:
 
-        scaled           nothing, but they begin with start_rc side_c
-        highest          nothing, and side_c the highest of side_c and all s_rc
-        powers           2^s, and 0 below 2^-101
+        ""               s_rc
+        scaled           s_rc, whose sums begin with start_rc side_c
+        highest          s_rc; side_c becomes the highest of itself and all s_rc
+        powers           2^s_rc, or 0 below 2^-101
         summed powers    the same, and adds them to side_c
         times            s_rc side_rc
     """

@@ -170,6 +170,11 @@ def use_numba(operation: str, backend: str, x: Tensor) -> bool:
     return backend == "numba"
 
 
+def compiles() -> bool:
+    """Whether Numba compiles: not where NUMBA_DISABLE_JIT is set, to debug kernels in Python."""
+    return not _NUMBA.DISABLE_JIT
+
+
 def kernels_serve(device: torch.device) -> bool:
     """Whether `auto` means the kernels of the CPU on this device: on a CPU that does not stand in for a device without
     float64, in which they sum."""

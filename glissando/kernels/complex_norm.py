@@ -10,9 +10,9 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from glissando.kernels.compiled import as_rows, over_rows, use_numba
+from glissando.kernels.plain import without_derivatives
 
 
 def complex_norm(x: Tensor, eps: float = 1e-6, backend: Literal["auto", "reference", "numba"] = "auto") -> Tensor:
@@ -56,7 +56,7 @@ class _ComplexNorm(torch.autograd.Function):
         return y
 
     @staticmethod
-    @once_differentiable
+    @without_derivatives
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
         from glissando.kernels.complex_norm_numba import norm_backward
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any, Literal
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from glissando.kernels.compiled import (
     as_rows,
@@ -18,7 +18,7 @@ from glissando.kernels.compiled import (
     same_reals,
     use_numba,
 )
-from glissando.kernels.plain import resolved
+from glissando.kernels.plain import resolved, without_derivatives
 
 #: numbers from which a kernel pays without gradients
 _LARGE = 1 << 13
@@ -41,7 +41,7 @@ def rms_norm(
     require_shapes("rms_norm", weight=(weight, x.shape[-1:]))
     if use_numba("rms_norm", backend, x) and (backend == "numba" or _pays(x, weight)):
         require_types("rms_norm", x=x, weight=weight)
-        run = _Kernel.apply if torch.is_grad_enabled() else _in_one_pass
+        run = _Kernel.apply if torch.is_grad_enabled() else partial(_in_one_pass, None)
         if torch.compiler.is_compiling():  # it cannot trace the kernel
             run = torch.compiler.disable(run)
         return run(x, weight, eps)
@@ -54,12 +54,14 @@ def _pays(x: Tensor, weight: Tensor) -> bool:
     return (torch.is_grad_enabled() or x.numel() >= _LARGE) and same_reals(x, weight)
 
 
-def _in_one_pass(x: Tensor, weight: Tensor, eps: float, scale: Tensor | None = None) -> Tensor:
-    """y; `scale` (B, T), if it is given, takes 1 / sqrt(mean x^2 + eps) of each row."""
+def _in_one_pass(ctx: Any, x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """y; a context keeps what gradients need: 1 / sqrt(mean x^2 + eps) of each row beside x and the weight."""
     from glissando.kernels.rms_norm_numba import forward
 
     rows, y = in_batches(x), torch.empty_like(x, memory_format=torch.contiguous_format)
-    scale = rows.new_empty(rows.shape[:2]) if scale is None else scale
+    scale = rows.new_empty(rows.shape[:2])
+    if ctx is not None:
+        ctx.save_for_backward(x, scale, weight)
     over_rows(forward, rows, as_rows(rows, 2), as_rows(weight, 0), eps, in_batches(y).numpy(), scale.numpy())
     return y
 
@@ -67,14 +69,10 @@ def _in_one_pass(x: Tensor, weight: Tensor, eps: float, scale: Tensor | None = N
 class _Kernel(torch.autograd.Function):
     """With n = x r, r = 1/sqrt(mean x^2 + eps):  dx = r (g w - n mean(g w n)),  dw = sum g n."""
 
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, eps: float) -> Tensor:
-        scale = x.new_empty(in_batches(x).shape[:2])
-        ctx.save_for_backward(x, scale, weight)
-        return _in_one_pass(x, weight, eps, scale)
+    forward = staticmethod(_in_one_pass)
 
     @staticmethod
-    @once_differentiable
+    @without_derivatives
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None]:
         from glissando.kernels.rms_norm_numba import backward
 

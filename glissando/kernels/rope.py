@@ -119,10 +119,12 @@ def rotate(x: Tensor, cos_sin: Tensor, backend: Literal["auto", "reference"] = "
         cos, sin = cos_sin[0], cos_sin[1]
         first, second = x.chunk(2, -1)
         return torch.cat([first * cos - second * sin, second * cos + first * sin], -1).to(x.dtype)
-    return _Rotate.apply(x, cos_sin) if torch.is_grad_enabled() else _turn(x, cos_sin)
+    return _Rotate.apply(x, cos_sin) if torch.is_grad_enabled() else _turn(None, x, cos_sin)
 
 
-def _turn(x: Tensor, cos_sin: Tensor) -> Tensor:
+def _turn(ctx: Any, x: Tensor, cos_sin: Tensor) -> Tensor:
+    if ctx is not None:
+        ctx.save_for_backward(cos_sin)
     cos, sin = cos_sin[0], cos_sin[1]
     if kernels_serve(x.device) and x.ndim == 4 and x.numel() >= _LARGE and _has_kernel(x, cos):
         from glissando.kernels.rope_numba import turn
@@ -148,10 +150,7 @@ def _has_kernel(x: Tensor, cos: Tensor) -> bool:
 
 
 class _Rotate(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, cos_sin: Tensor) -> Tensor:
-        ctx.save_for_backward(cos_sin)
-        return _turn(x, cos_sin)
+    forward = staticmethod(_turn)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:

@@ -17,12 +17,11 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from glissando.errors import ConfigError, unknown_name
 from glissando.kernels.compiled import HAS_TRITON, kernels_serve, require_triton, warn_of_the_loop
 from glissando.kernels.loop import exporting, over_time
-from glissando.kernels.plain import resolved
+from glissando.kernels.plain import resolved, without_derivatives
 
 Backend = Literal["auto", "reference", "numba", "triton"]
 
@@ -175,7 +174,7 @@ class _Scan(torch.autograd.Function):
         return h, h[:, -1].clone()
 
     @staticmethod
-    @once_differentiable
+    @without_derivatives
     def backward(ctx: Any, grad: Tensor, grad_last: Tensor) -> tuple[Tensor, Tensor, Tensor, None]:
         a, h, h0 = ctx.saved_tensors
         return *ctx.kernels.backward(a, h, h0, grad, grad_last), None

@@ -7,10 +7,10 @@ from typing import Any, Literal
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from glissando.kernels.compiled import as_rows, over_rows, require_shapes, require_types, same_reals, use_numba
 from glissando.kernels.loop import exporting
+from glissando.kernels.plain import without_derivatives
 
 
 def short_conv(
@@ -30,7 +30,7 @@ def short_conv(
     if not use_numba("short_conv", backend, x) or (backend == "auto" and not same_reals(joined, weight)):
         return _shifted(joined, weight)
     require_types("short_conv", x=joined, weight=weight)
-    return _ShortConv.apply(joined, weight) if torch.is_grad_enabled() else _in_one_pass(joined, weight)
+    return _ShortConv.apply(joined, weight) if torch.is_grad_enabled() else _in_one_pass(None, joined, weight)
 
 
 def _shifted(joined: Tensor, weight: Tensor) -> Tensor:
@@ -42,9 +42,11 @@ def _shifted(joined: Tensor, weight: Tensor) -> Tensor:
     return y
 
 
-def _in_one_pass(joined: Tensor, weight: Tensor) -> Tensor:
+def _in_one_pass(ctx: Any, joined: Tensor, weight: Tensor) -> Tensor:
     from glissando.kernels.short_conv_numba import forward
 
+    if ctx is not None:
+        ctx.save_for_backward(joined, weight)
     batch, length, size = joined.shape
     y = joined.new_empty(batch, length - weight.shape[1] + 1, size)
     over_rows(forward, y, as_rows(joined, 2), as_rows(weight.t().clone(), 1), y.numpy())
@@ -54,13 +56,10 @@ def _in_one_pass(joined: Tensor, weight: Tensor) -> Tensor:
 class _ShortConv(torch.autograd.Function):
     """With g the gradient at y and z = [past, x]:  dz_s = sum_j w_j g_{s-j},  dw_j = sum_t g_t z_{t+j}."""
 
-    @staticmethod
-    def forward(ctx: Any, joined: Tensor, weight: Tensor) -> Tensor:
-        ctx.save_for_backward(joined, weight)
-        return _in_one_pass(joined, weight)
+    forward = staticmethod(_in_one_pass)
 
     @staticmethod
-    @once_differentiable
+    @without_derivatives
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor]:
         from glissando.kernels.short_conv_numba import backward
 

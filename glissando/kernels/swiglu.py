@@ -8,10 +8,9 @@ from typing import Any, Literal
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from glissando.kernels.compiled import as_stored_rows, over_rows, require_backend, use_numba
-from glissando.kernels.plain import resolved
+from glissando.kernels.plain import resolved, without_derivatives
 
 #: numbers from which a kernel pays without gradients
 _LARGE = 1 << 13
@@ -29,7 +28,7 @@ def swiglu(h: Tensor, backend: Literal["auto", "reference"] = "auto") -> Tensor:
     if h.shape[-1] % 2:
         raise ValueError(f"swiglu: h holds two halves and needs an even last dimension, got {tuple(h.shape)}")
     if backend == "auto" and not torch.is_grad_enabled():
-        return _forward(h, _has_kernel(h) and h.numel() >= _LARGE)
+        return _forward(None, h, _has_kernel(h) and h.numel() >= _LARGE)
     if backend == "reference" or torch.compiler.is_compiling():
         gate, up = h.chunk(2, -1)
         return F.silu(gate) * up
@@ -49,7 +48,10 @@ def _rows(x: Tensor) -> Any:
     return as_stored_rows(_tokens(x))
 
 
-def _forward(h: Tensor, by_kernel: bool) -> Tensor:
+def _forward(ctx: Any, h: Tensor, by_kernel: bool) -> Tensor:
+    if ctx is not None:
+        ctx.save_for_backward(h)
+        ctx.by_kernel = by_kernel
     if by_kernel:
         from glissando.kernels.swiglu_numba import forward
 
@@ -63,14 +65,10 @@ def _forward(h: Tensor, by_kernel: bool) -> Tensor:
 class _SwiGLU(torch.autograd.Function):
     """With s = sigmoid(a):  da = g b (s + silu(a) (1 - s)),  db = g silu(a)."""
 
-    @staticmethod
-    def forward(ctx: Any, h: Tensor, by_kernel: bool) -> Tensor:
-        ctx.save_for_backward(h)
-        ctx.by_kernel = by_kernel
-        return _forward(h, by_kernel)
+    forward = staticmethod(_forward)
 
     @staticmethod
-    @once_differentiable
+    @without_derivatives
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
         (h,) = ctx.saved_tensors
         grad_h = torch.empty_like(h, memory_format=torch.contiguous_format)

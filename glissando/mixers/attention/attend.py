@@ -45,8 +45,8 @@ def attention(
     scale     1 / sqrt(K) by default.
     dropout   probability of dropping a weight.
 
-    `auto` is PyTorch's fused scaled_dot_product_attention, with gradients by `tiles` where they were measured to be
-    faster; `reference` forms the T x L matrix, and alone has second derivatives.
+    `auto` is PyTorch's fused scaled_dot_product_attention, or `tiles` where they were measured to be faster, forward
+    and for gradients; `reference` forms the T x L matrix, and alone has second derivatives.
     Raises ValueError if "causal" is given with L != T, a window is below 1 or given without "causal", or heads
     cannot share those of keys evenly; UnknownNameError for a backend, or a name of `visible`, that there is not.
     """

@@ -4,7 +4,8 @@
 
 L is the logarithm of the sum of a query's weights, to the base 2. A weight below 2^-101 counts as 0. A thread takes
 20 T K bytes. In bfloat16 y comes from PyTorch's fused kernel, whose products are faster. There are no second
-derivatives.
+derivatives. Later keys of a query's own tile of 64 are kept out by adding -1e30 to their logits: logits must be much
+smaller than that, and a key that is not finite reaches the queries of its tile before it.
 """
 
 from __future__ import annotations
@@ -14,9 +15,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
-from glissando.kernels.compiled import over_rows, use_numba
+from glissando.kernels.compiled import compiles, over_rows, use_numba
+from glissando.kernels.plain import without_derivatives
 from glissando.kernels.products import is_wide
 from glissando.precision import autocast_type
 
@@ -40,7 +41,7 @@ def fit(q: Tensor, k: Tensor, v: Tensor) -> bool:
 def takes(q: Tensor, k: Tensor, v: Tensor) -> bool:
     """Whether the kernel computes with such tensors on this processor."""
     fits = q.dtype in (torch.float32, torch.bfloat16) and q.shape[3] % 32 == 0 and 0 not in q.shape
-    return fits and is_wide() and all(x.stride(3) == 1 for x in (q, k, v))
+    return fits and is_wide() and compiles() and all(x.stride(3) == 1 for x in (q, k, v))
 
 
 def causal(q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
@@ -57,7 +58,7 @@ class _Causal(torch.autograd.Function):
         return y
 
     @staticmethod
-    @once_differentiable
+    @without_derivatives
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         from glissando.mixers.attention.tiles_numba import backward
 

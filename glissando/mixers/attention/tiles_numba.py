@@ -135,7 +135,7 @@ def forward(q, k, v, shape, scale, y, log_sums, first, last):
 
 @register_jitable
 def _gather(m, size, query, key, start, distance):
-    """Adds to the gradients what a tile of queries and one of keys have of them; see `backward` for the places."""
+    """Adds what a tile of queries and one of keys contribute to the gradients; see `backward` for the places."""
     tile = _TILE * size
     value, grad_key, grad_value, slopes = key + tile, key + 2 * tile, key + 3 * tile, key + 4 * tile
     arrived, query_across, arrived_across = query + tile, query + 2 * tile, query + 3 * tile
@@ -147,7 +147,7 @@ def _gather(m, size, query, key, start, distance):
             _powers(m, query_across, _TILE, x, size, 1, size, at, distance, weight, _TILE, 0)
             at, x = slopes + s * _TILE, value + s * size
             _times(m, arrived_across, _TILE, x, size, 1, size, shared, 0, at, _TILE, weight)
-        seen = r if distance > 0 else 0  # by which queries on
+        seen = r if distance > 0 else 0  # the first query that sees key r
         count, weight, slope = _TILE - seen, _WEIGHTS + seen, slopes + r * _TILE + seen
         for c in range(0, size, 32):
             at, x = grad_value + r * size + c, arrived + seen * size + c
@@ -170,12 +170,12 @@ def backward(q, k, v, y, g, shape, log_sums, scale, grad_q, grad_k, grad_v, firs
     tile, room, factor = _TILE * size, -(-steps // _TILE) * _TILE, np.float32(scale)
     key = _WEIGHTS + 8 * _TILE
     value, grad_key, grad_value = key + tile, key + 2 * tile, key + 3 * tile
-    queries, far = key + 4 * tile + _SQUARE, 5 * size + 2  # numbers of a query
-    m = _zeros(queries + room * far)
+    queries, stride = key + 4 * tile + _SQUARE, 5 * size + 2  # numbers of a query
+    m = _zeros(queries + room * stride)
     for n in range(first, last):
         b, h = n // heads, n % heads
         for i in range(0, room, _TILE):
-            query, count = queries + i * far, min(_TILE, steps - i)
+            query, count = queries + i * stride, min(_TILE, steps - i)
             arrived, below = query + tile, query + 5 * tile
             _read(q, b, h, i, count, size, factor * _LOG2E, m, query)
             _read(g, b, h, i, count, size, _ONE, m, arrived)
@@ -190,13 +190,13 @@ def backward(q, k, v, y, g, shape, log_sums, scale, grad_q, grad_k, grad_v, firs
                     total += m[arrived + t * size + c] * m[key + t * size + c]
                 m[below + t], m[below + _TILE + t] = -log_sums[n, i + t], -total
         for j in range(0, room, _TILE):
-            count, query = min(_TILE, steps - j), queries + j * far
+            count, query = min(_TILE, steps - j), queries + j * stride
             _read(k, b, h, j, count, size, _ONE, m, key)
             _read(v, b, h, j, count, size, _ONE, m, value)
             m[grad_key : grad_key + 2 * tile] = _ZERO
             _mask(m, query + 5 * tile)
             _gather(m, size, query, key, _MASK, _TILE)
-            for later in range(query + _TILE * far, queries + room * far, _TILE * far):
+            for later in range(query + _TILE * stride, queries + room * stride, _TILE * stride):
                 _gather(m, size, later, key, later + 5 * tile, 0)
             # Later keys have no weight for these queries.
             _transpose(m, query + 4 * tile, size, _TILE, key)

@@ -26,7 +26,6 @@ from typing import Any, Literal
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from glissando.kernels.compiled import (
     as_rows,
@@ -38,6 +37,7 @@ from glissando.kernels.compiled import (
     use_numba,
 )
 from glissando.kernels.loop import exporting, over_time
+from glissando.kernels.plain import without_derivatives
 from glissando.kernels.precise import wide
 
 Backend = Literal["auto", "reference", "chunked", "numba"]
@@ -186,7 +186,7 @@ class _Delta(torch.autograd.Function):
         return o, last
 
     @staticmethod
-    @once_differentiable
+    @without_derivatives
     def backward(ctx: Any, grad: Tensor, grad_last: Tensor) -> tuple[Tensor, ...]:
         from glissando.mixers.delta.numba import backward
 

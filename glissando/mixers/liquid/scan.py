@@ -32,7 +32,6 @@ from typing import Any, Literal, NamedTuple, get_args
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from glissando.errors import InputError, unknown_name
 from glissando.kernels.compiled import (
@@ -46,7 +45,7 @@ from glissando.kernels.compiled import (
     warn_of_the_loop,
 )
 from glissando.kernels.loop import exporting, over_time
-from glissando.kernels.plain import resolved, underlying
+from glissando.kernels.plain import resolved, underlying, without_derivatives
 
 Backend = Literal["auto", "reference", "numba", "triton"]
 #: F: (x_{t-1} (B, N, 2), b, z and the time of one token, *weights) -> x_t, mode by mode
@@ -107,7 +106,7 @@ def liquid(
         return _Liquid.apply(b, z, x0, pack(modes, dt, form, impulse), coupled, dt, *modes)
     if form is not None:
         reused = packed if form == "numba" and dt is None else None
-        return _run(b, z, x0, reused or pack(modes, dt, form, impulse), coupled)
+        return _run(None, b, z, x0, reused or pack(modes, dt, form, impulse), coupled)
     time = b.new_ones(1, 1).expand(b.shape[:2]) if dt is None else dt
     pairs = b if b.ndim == 4 else torch.stack([b, torch.zeros_like(b)], -1)
     if backend == "auto":
@@ -267,32 +266,31 @@ def _rows(*tensors: Tensor) -> tuple[Any, ...]:
     return tuple(as_rows(tensor, 2) for tensor in tensors)
 
 
-def _run(b: Tensor, z: Tensor, x0: Tensor, packed: Packed, coupled: bool, *of_gradients: Tensor | None) -> Tensor:
-    """x; `of_gradients`, from which `packed` was made, get gradients."""
+def _run(ctx: Any, b: Tensor, z: Tensor, x0: Tensor, packed: Packed, coupled: bool, *made_of: Tensor | None) -> Tensor:
+    """x; a context keeps what gradients need, of dt and the modes too, of which `packed` was made."""
     if packed.tables is None:
         from glissando.mixers.liquid import triton as liquid_triton
 
-        return liquid_triton.forward(b, z, x0, packed.time, packed.vectors, coupled, bool(packed.unit))
-    from glissando.mixers.liquid.numba import forward
+        x = liquid_triton.forward(b, z, x0, packed.time, packed.vectors, coupled, bool(packed.unit))
+    else:
+        from glissando.mixers.liquid.numba import forward
 
-    x = b.new_empty(*z.shape, 2)
-    over_rows(forward, x, *_inputs(b, z, x0, packed), coupled, *_rows(x), cost=_COST)
+        x = b.new_empty(*z.shape, 2)
+        over_rows(forward, x, *_inputs(b, z, x0, packed), coupled, *_rows(x), cost=_COST)
+    if ctx is not None:
+        ctx.coupled, ctx.impulse = coupled, packed.unit is not None
+        ctx.form = "triton" if packed.tables is None else "numba"
+        ctx.save_for_backward(x, b, z, x0, *made_of)
     return x
 
 
 class _Liquid(torch.autograd.Function):
     """See the module's docstring for the backward."""
 
-    @staticmethod
-    def forward(ctx: Any, *inputs: Any) -> Tensor:
-        b, z, x0, packed, ctx.coupled, dt, *vectors = inputs
-        ctx.form, ctx.impulse = "triton" if packed.tables is None else "numba", packed.unit is not None
-        x = _run(*inputs)
-        ctx.save_for_backward(x, b, z, x0, dt, *vectors)
-        return x
+    forward = staticmethod(_run)
 
     @staticmethod
-    @once_differentiable
+    @without_derivatives
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         of_b, of_z, of_x0, of_dt, *of_modes = _backward(*ctx.saved_tensors, ctx.coupled, ctx.impulse, ctx.form, grad)
         return of_b, of_z, of_x0, None, None, of_dt, *of_modes
@@ -332,7 +330,7 @@ def _operation(
     b: Tensor, z: Tensor, x0: Tensor, dt: Tensor | None, decay: Tensor, turn: Tensor, step: Tensor, tau: Tensor,
     adaptation: Tensor, state: Tensor | None, coupled: bool, impulse: bool, form: str,
 ) -> Tensor:  # fmt: skip
-    return _run(b, z, x0, pack(Modes(decay, turn, step, tau, adaptation, state), dt, form, impulse), coupled)
+    return _run(None, b, z, x0, pack(Modes(decay, turn, step, tau, adaptation, state), dt, form, impulse), coupled)
 
 
 @_operation.register_fake

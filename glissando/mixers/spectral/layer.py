@@ -180,7 +180,7 @@ class Spectral(Mixer):
         parts = self.project(x) if self.config.projections else x
         with without_autocast(x.device.type):
             constants, start = self._constants(ctx), None if state is None else state.h
-            if self._in_one_pass(parts, constants, ctx):
+            if self._has_one_pass(parts, constants, ctx):
                 y, h = gated_scan(parts, 8 * constants.gamma, exact(self.decay_bias), constants.factor, start)
                 last = h[:, -1].clone()
             else:
@@ -193,7 +193,7 @@ class Spectral(Mixer):
         counts = ctx.counts(h)
         return y, SpectralState(last_real(h, counts, state.h), state.position + counts)
 
-    def _in_one_pass(self, parts: Tensor, constants: _Constants, ctx: Context) -> bool:
+    def _has_one_pass(self, parts: Tensor, constants: _Constants, ctx: Context) -> bool:
         c = self.config
         plain = c.projections and not (c.filter or c.phase_gate or exporting()) and ctx.dt is None
         return plain and has_kernel(parts, constants.gamma, exact(self.decay_bias))

@@ -1,8 +1,8 @@
-"""The element-wise halves of the spectral operator on a CPU, each one pass over memory, compiled by Numba.
+"""The spectral operator on a CPU, each kernel one pass over memory, compiled by Numba: the rational filter and the
+phase gate, element by element, and with projections the gated recurrence and one decoded token of it.
 
-Arrays are (B, T, 2 N): complex numbers as interleaved pairs. Sums over tokens run in the working precision for `_RUN`
-tokens and are then added to float64 totals. What is transcendental (tanh, the transforms) stays with PyTorch, whose
-vector library has it and Numba's wheel has not.
+Complex numbers are interleaved pairs, (B, T, 2 N). Sums over tokens run in the working precision for `_RUN` tokens and
+are then added to float64 totals. The filter's transforms and the phase gate's tanh stay with PyTorch.
 """
 
 from __future__ import annotations
@@ -197,17 +197,17 @@ def _decays(rate, gammas, bias, s, a, m):
 def _gate_back(gate, h, grad_y, grad_gate, flow):
     """With s = sigmoid(gate):  grad_gate = grad_y h s (1 + gate (1 - s)),  flow += grad_y gate s."""
     for i in range(len(flow)):
-        x, come = as_computed(gate[i]), as_computed(grad_y[i])
+        x, grad = as_computed(gate[i]), as_computed(grad_y[i])
         s = logistic(x)
-        grad_gate[i] = as_stored(come * h[i] * s * (1 + x * (1 - s)), gate[i])
-        flow[i] += come * x * s
+        grad_gate[i] = as_stored(grad * h[i] * s * (1 + x * (1 - s)), gate[i])
+        flow[i] += grad * x * s
 
 
 @kernel
 def backward(  # noqa: C901 - many short loops: each is one that the compiler vectorises
     parts, gammas, bias, cos, sin, h0, h, grad_y, grad_h, grad_parts, sums, carry, first, last
 ):
-    """carry (B, 2 N) holds zeros and leaves as the gradient of h0; grad_h (B, T, 2 N or 0). With s the gradient that
+    """carry (B, 2 N) is 0 before and the gradient of h0 after; grad_h (B, T, 2 N or 0). With s the gradient that
     arrives at h_t, R = exp(i w) h_{t-1}, a = exp(-g), m^2 = 1 - a^2 and g = gammas sigmoid(r):
 
     dv = m Re s,   dg = v Re(s) a^2 / m - a Re(conj(s) R),   carry = a exp(-i w) s
@@ -235,8 +235,8 @@ def backward(  # noqa: C901 - many short loops: each is one that the compiler ve
             for i in range(n):
                 slope[i] = -(real[i] * cos[i] + imag[i] * sin[i])
             for i in range(n):
-                drawn = as_computed(v[i]) * flow[2 * i] * a[i] * a[i] / m[i]
-                slope[i] += drawn if m[i] > _SMALLEST else 0 * drawn
+                by_norm = as_computed(v[i]) * flow[2 * i] * a[i] * a[i] / m[i]
+                slope[i] += by_norm if m[i] > _SMALLEST else 0 * by_norm
             for i in range(n):
                 grad_v[i] = as_stored(m[i] * flow[2 * i], v[i])
             for i in range(n):

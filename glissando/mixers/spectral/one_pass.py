@@ -9,9 +9,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
-from glissando.kernels.compiled import as_rows, as_stored_rows, over_rows, same_reals, use_numba
+from glissando.kernels.compiled import as_rows, as_stored_rows, over_rows, require_shapes, same_reals, use_numba
+from glissando.kernels.plain import without_derivatives
 from glissando.precision import exact
 
 #: how much longer a number takes than to read, combine and write it: four exponentials
@@ -19,7 +19,7 @@ _COST = 4
 
 
 def has_kernel(parts: Tensor, *constants: Tensor) -> bool:
-    """Whether `gated_scan` serves these tensors: numbers on a CPU that torch.compile and torch.func do not look at."""
+    """Whether `gated_scan` serves these tensors, on a CPU."""
     stored = parts.dtype in (torch.float32, torch.float64, torch.bfloat16)
     return stored and use_numba("spectral", "auto", parts) and same_reals(exact(parts[:0]), *constants)
 
@@ -28,9 +28,14 @@ def gated_scan(parts: Tensor, gammas: Tensor, bias: Tensor, factor: Tensor, h0: 
     """y = h silu(g) (B, T, 2 N) in the type of `parts`, and the states h (B, T, N, 2), which must not be changed.
 
     gammas (N,) 8 gamma; bias (N,) of the decay; factor (N, 2) exp(i w); h0 (B, N, 2), zeros if None
+
+    Raises ValueError for shapes that do not fit.
     """
+    if parts.shape[1] < 1:
+        raise ValueError(f"spectral: x must be (batch, time >= 1, features), got {tuple(parts.shape[:2])}")
     if h0 is None:
         h0 = factor.new_zeros(len(parts), *factor.shape)
+    require_shapes("spectral", h0=(h0, (len(parts), *factor.shape)))
     return _GatedScan.apply(parts, gammas, bias, factor, h0.to(factor.dtype))
 
 
@@ -48,7 +53,7 @@ class _GatedScan(torch.autograd.Function):
         return y, h
 
     @staticmethod
-    @once_differentiable
+    @without_derivatives
     def backward(ctx: Any, grad_y: Tensor | None, grad_h: Tensor | None) -> tuple[Tensor | None, ...]:
         from glissando.mixers.spectral.numba import backward
 
@@ -57,7 +62,7 @@ class _GatedScan(torch.autograd.Function):
         grad_y = parts.new_zeros(*parts.shape[:2], factor.numel()) if grad_y is None else grad_y.to(parts.dtype)
         grad_h = h[:, :, :0] if grad_h is None else grad_h
         grad_parts = torch.empty_like(parts, memory_format=torch.contiguous_format)
-        sums, carry = torch.zeros(len(parts), 4, len(bias), dtype=torch.float64), torch.zeros_like(h0)
+        sums, carry = torch.zeros(len(parts), 4, len(bias), dtype=torch.float64), h.new_zeros(h0.shape)
         past = *_arrays(*inputs), as_rows(h, 2), as_stored_rows(grad_y), as_rows(grad_h, 2)
         over_rows(backward, parts, *past, as_stored_rows(grad_parts), sums.numpy(), as_rows(carry, 1), cost=_COST)
         of_gammas, of_bias, real, imag = sums.sum(0).to(bias.dtype)

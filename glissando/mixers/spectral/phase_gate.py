@@ -11,9 +11,9 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from glissando.kernels.compiled import as_rows, over_rows, use_numba
+from glissando.kernels.plain import without_derivatives
 from glissando.kernels.precise import angle
 
 
@@ -63,7 +63,7 @@ class _PhaseGate(torch.autograd.Function):
         return s * tanh
 
     @staticmethod
-    @once_differentiable
+    @without_derivatives
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         from glissando.mixers.spectral.numba import gate_backward
 

@@ -9,9 +9,9 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from glissando.kernels.compiled import as_rows, over_rows, use_numba
+from glissando.kernels.plain import without_derivatives
 
 
 def rational_filter(
@@ -48,7 +48,7 @@ class _Ratio(torch.autograd.Function):
         return _ratio(z, f, g, floor)
 
     @staticmethod
-    @once_differentiable
+    @without_derivatives
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, Tensor, None]:
         from glissando.mixers.spectral.numba import filter_backward
 
