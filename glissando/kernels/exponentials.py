@@ -16,6 +16,16 @@ _COLDEST, _HOTTEST = np.float32(-87.0), np.float32(88.0)
 _ZERO, _HALF, _ONE = (np.float32(x) for x in (0, 0.5, 1))
 
 
+@register_jitable
+def _reduced(y: Any) -> Any:
+    """2^n (exp(f) - 1) and 2^n in float32 for y = n log 2 + f: exp(y) is their sum."""
+    n = np.floor(y * _LOG2E + _HALF)
+    f = y - n * _HIGH - n * _LOW
+    p = f * (_ONE + f * (_C2 + f * (_C3 + f * (_C4 + f * (_C5 + f * (_C6 + f * _C7))))))
+    scale = np.int32((np.int32(n) + np.int32(127)) << np.int32(23)).view(np.float32)
+    return p * scale, scale
+
+
 def expm1(x: Any) -> Any:
     """exp(x) - 1 for x <= 0 of the working type, to rounding."""
     return math.expm1(x)
@@ -28,11 +38,8 @@ def _expm1_of_type(x):
 
     def expm1_32(x):
         y = _COLDEST if x <= _COLDEST else x  # compared this way, a NaN stays NaN
-        n = np.floor(y * _LOG2E + _HALF)
-        f = y - n * _HIGH - n * _LOW
-        p = f * (_ONE + f * (_C2 + f * (_C3 + f * (_C4 + f * (_C5 + f * (_C6 + f * _C7))))))
-        scale = np.int32((np.int32(n) + np.int32(127)) << np.int32(23)).view(np.float32)
-        return p * scale + (scale - _ONE)
+        rest, scale = _reduced(y)
+        return rest + (scale - _ONE)
 
     return expm1_32
 
@@ -50,11 +57,8 @@ def _exp_of_type(x):
     def exp_32(x):
         y = _COLDEST if x <= _COLDEST else x
         y = _HOTTEST if y >= _HOTTEST else y
-        n = np.floor(y * _LOG2E + _HALF)
-        f = y - n * _HIGH - n * _LOW
-        p = f * (_ONE + f * (_C2 + f * (_C3 + f * (_C4 + f * (_C5 + f * (_C6 + f * _C7))))))
-        scale = np.int32((np.int32(n) + np.int32(127)) << np.int32(23)).view(np.float32)
-        return p * scale + scale
+        rest, scale = _reduced(y)
+        return rest + scale
 
     return exp_32
 
