@@ -21,7 +21,6 @@ _RUN = 256
 
 _TURN = 2 * math.pi
 _TWO, _TINY = np.float32(2), np.finfo(np.float32).tiny
-_SMALLEST = np.float32(math.sqrt(_TINY))
 
 
 @kernel
@@ -235,8 +234,7 @@ def backward(  # noqa: C901 - many short loops: each is one that the compiler ve
             for i in range(n):
                 slope[i] = -(real[i] * cos[i] + imag[i] * sin[i])
             for i in range(n):
-                by_norm = as_computed(v[i]) * flow[2 * i] * a[i] * a[i] / m[i]
-                slope[i] += by_norm if m[i] > _SMALLEST else 0 * by_norm
+                slope[i] += as_computed(v[i]) * flow[2 * i] * a[i] * a[i] / m[i]
             for i in range(n):
                 grad_v[i] = as_stored(m[i] * flow[2 * i], v[i])
             for i in range(n):
