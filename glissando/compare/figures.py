@@ -44,14 +44,14 @@ def _draw(name: str, fill: Callable[[Any], bool]) -> str:
         "xtick.labelcolor": _INK, "ytick.labelcolor": _INK,
     }  # fmt: skip
     with rc_context(style):
-        figure = Figure(figsize=(4.2, 3.2), layout="constrained")
+        figure = Figure(figsize=(4.2, 3.6), layout="constrained")
         FigureCanvasSVG(figure)
         axes = figure.add_subplot()
         axes.spines[["top", "right"]].set_visible(False)
         axes.grid(alpha=0.35, linewidth=0.6)
         if not fill(axes):
             return ""
-        axes.legend(fontsize=7, frameon=False)
+        figure.legend(loc="outside upper center", ncols=2, fontsize=7, frameon=False)  # over no curve
         text = io.StringIO()
         figure.savefig(text, format="svg", transparent=True, metadata={"Date": None})
     svg = text.getvalue()[text.getvalue().index("<svg") :]
