@@ -165,6 +165,8 @@ class Watch(Progress):
 def read_entry(path: str, seed: int, lexicon: int) -> RunConfig:
     """The entry's configuration, on stories of this seed and spelling. Raises ConfigError where it breaks a rule."""
     file = read_options(Path(path).expanduser())
+    if "imports" in file:
+        raise ConfigError(f"{path}: remove imports; the command line names Python files: --import FILE")
     preset = file.get("preset")
     config = from_dict(RunConfig, merge(RunConfig, {} if preset is None else load_preset(str(preset)), file))
     if broken := [name for name in ("start_from", "stages") if getattr(config, name)]:
@@ -173,9 +175,24 @@ def read_entry(path: str, seed: int, lexicon: int) -> RunConfig:
         raise ConfigError(f"{path}: an entry reads whole stories; remove data.kind, data.cut and data.labelled")
     if not isinstance(config.data.tokenizer, BpeOptions | BytesOptions):
         raise ConfigError(f"{path}: a tokenizer is trained within the time; give data.tokenizer bytes or bpe")
+    if any(getattr(mixer, "laplacian", "chain") != "chain" for mixer in config.model.mixers):
+        raise ConfigError(f"{path}: an entry reads no file; remove laplacian, so that the mixer starts from its chain")
     config.data = RespelledOptions(**{**vars(config.data), "seed": seed, "lexicon": lexicon})
     config.training.seed, config.imports = seed, imported()
     return config
+
+
+def require_ledger(path: Path) -> None:
+    """Raises ConfigError for a ledger to which no line of this program can be added. A new one is made, empty."""
+    try:
+        with path.open("a+", encoding="utf-8", errors="replace") as file:
+            file.seek(0)
+            first = file.readline().rstrip("\n")
+    except OSError as error:
+        fix = "name a file in a directory that exists"
+        raise ConfigError(f"--ledger {path} cannot be written ({error.strerror}): {fix}") from error
+    if first and first.split(",") != [*COLUMNS]:
+        raise ConfigError(f"--ledger {path} has other columns than this program writes: name a new file")
 
 
 def product_rate(dtype: torch.dtype, size: int = 512) -> float:
@@ -212,12 +229,16 @@ def main(arguments: Sequence[str]) -> int:
 
 def run(given: argparse.Namespace) -> dict[str, Any]:
     """Train the entry and write its line. Raises GlissandoError, before it trains, for what cannot be run."""
-    ledger, entry = Path(given.ledger), Path(given.entry)
-    if ledger.is_file() and ledger.read_text().partition("\n")[0].split(",") != [*COLUMNS]:
-        raise ConfigError(f"--ledger {ledger} has other columns than this program writes: name a new file")
+    ledger, entry = Path(given.ledger).expanduser(), Path(given.entry).expanduser()
+    for name, least in (("seed", 0), ("lexicon", 0), ("check_seed", 0), ("stories", 1), ("threads", 1)):
+        value = getattr(given, name)
+        if value is not None and not least <= value < 2**32:
+            raise ConfigError(f"--{name} must be from {least} to 4,294,967,295, got {value}")
     for name in given.imports:
         import_file(name)
     config = read_entry(given.entry, given.seed, given.lexicon)
+    digest = hashlib.sha256(entry.read_bytes()).hexdigest()
+    require_ledger(ledger)
     prepare_to_train()
     torch.set_num_threads(given.threads)
     start = time.process_time()
@@ -231,7 +252,7 @@ def run(given: argparse.Namespace) -> dict[str, Any]:
             if not watch.reached:
                 raise
     line: dict[str, Any] = {
-        "entry": entry.stem, "entry_sha256": hashlib.sha256(entry.read_bytes()).hexdigest(),
+        "entry": entry.stem, "entry_sha256": digest,
         "date": datetime.now(UTC).isoformat(timespec="seconds"), "seed": given.seed, "lexicon": given.lexicon,
         "check_seed": check_seed, "stories": given.stories,
         "reached": watch.reached, "cpu_seconds": round(watch.seconds, 1), "imports": " ".join(given.imports),

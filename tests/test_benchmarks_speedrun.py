@@ -143,6 +143,9 @@ def test_what_a_check_takes_is_not_counted(toy, monkeypatch):
         ({"data": {"kind": "parity"}}, "data.kind"),
         ({"data": {"tokenizer": "gpt2"}}, "data.tokenizer"),
         ({"start_from": "runs/other"}, "start_from"),
+        ({"imports": ["mixer.py"]}, "--import FILE"),
+        ({"model": {"mixer": {"kind": "tau", "laplacian": "graph.safetensors"}}}, "laplacian"),
+        ({"model": {"mixer": ["spectral", {"kind": "tau", "laplacian": "saved"}]}}, "laplacian"),
     ],
 )
 def test_an_entry_that_breaks_a_rule_is_refused(tmp_path, section, named):
@@ -150,6 +153,37 @@ def test_an_entry_that_breaks_a_rule_is_refused(tmp_path, section, named):
     path.write_text(yaml.safe_dump(section))
     with pytest.raises(ConfigError, match=named):
         speedrun.read_entry(str(path), 0, 0)
+
+
+@pytest.mark.parametrize(
+    ("options", "named"),
+    [
+        (["--ledger", "nodir/l.csv"], "No such file or directory"),
+        (["--ledger", "."], "Is a directory"),
+        (["--stories", "0"], "--stories must be from 1"),
+        (["--threads", "0"], "--threads must be from 1"),
+        (["--lexicon", "-1"], "--lexicon must be from 0"),
+        (["--seed", "-1"], "--seed must be from 0"),
+        (["--seed", str(2**32)], "got 4294967296"),
+        (["--check_seed", "-1"], "--check_seed must be from 0"),
+    ],
+)
+def test_what_cannot_be_run_is_refused_before_training(toy, tmp_path, monkeypatch, capsys, options, named):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(speedrun, "train", lambda *_: pytest.fail("it trains"))
+    assert main(["speedrun", str(toy), "--ledger", "l.csv", *options]) == 1
+    assert named in capsys.readouterr().err
+
+
+def test_an_entry_has_a_mixer_of_its_own(toy, tmp_path, monkeypatch):
+    toy.write_text(yaml.safe_dump({**TOY, "model": {**TOY["model"], "mixer": "average"}}))
+    ledger, mixer = tmp_path / "ledger.csv", str(ROOT / "examples" / "add_a_mixer.py")
+    monkeypatch.setattr(speedrun, "product_rate", lambda dtype: 1.0)
+    with forgetting():
+        assert main(["speedrun", str(toy), "--stories", "1", "--ledger", str(ledger), "--import", mixer]) == 0
+    [line] = rows(ledger)
+    assert line["imports"] == mixer
+    assert int(line["parameters"]) > 0
 
 
 @pytest.mark.parametrize("path", sorted((ROOT / "benchmarks" / "speedrun").glob("*.yaml")), ids=lambda path: path.stem)
