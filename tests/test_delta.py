@@ -69,7 +69,7 @@ def test_several_chunks(backend: str, steps: int):
     assert_tensors_close(outcome(backend, inputs), outcome("reference", inputs), backend)
 
 
-@pytest.mark.parametrize(("size", "width"), [(9, 8), (7, 9), (33, 17)])
+@pytest.mark.parametrize(("size", "width"), [(9, 8), (33, 17), (32, 64), (64, 32)])
 def test_sizes_about_the_kernels_blocks_on_several_threads(monkeypatch, size: int, width: int):
     monkeypatch.setattr("glissando.kernels.compiled._WORK_A_THREAD", 1)
     monkeypatch.setattr(torch, "get_num_threads", lambda: 3)

@@ -1,9 +1,8 @@
 """The gated delta rule on a CPU: S stays in the first-level cache while time passes, compiled by Numba.
 
-q, k (B, T, H, K); v, o, w (B, T, H, V); a (B, T, H, 1), the decay itself; e, b (B, T, H); s (B, H, K, V). `first`
-and `last` count heads of rows of the batch. See glissando/mixers/delta/scan.py for the equations.
-
-Inner loops are short and write to one or two arrays each: where more could overlap, they are not vectorised.
+q, k (B, T, H, K); v, o, w (B, T, H, V); a, e, b (B, T, H), a the decay itself; s (B, H, K, V): all flat, and K and V
+multiples of `BLOCK`. `first` and `last` count heads of rows of the batch. See glissando/mixers/delta/scan.py for the
+equations, and passes.py for what is computed of a token.
 """
 
 from __future__ import annotations
@@ -14,163 +13,130 @@ import numpy as np
 
 from glissando.kernels.compiled import kernel
 from glissando.kernels.exponentials import exp, expm1, sigmoid, softplus
-from glissando.kernels.products import add_weighted_rows
+from glissando.kernels.products import LANES, add_weighted_rows
 
-#: rows of the backward's matrices are padded to a multiple of it: sums over them take four or eight at a time
-_ROWS = 8
+from . import passes
+from .passes import BLOCK
+
 _ONE, _TWO = np.float32(1), np.float32(2)
 
 
 @kernel
-def _copy(source, target):
-    """Entry by entry: what Numba compiles for `target[:] = source` takes longer than the rest of the kernel."""
-    for i in range(source.shape[0]):
-        target[i] = source[i]
-
-
-@kernel
-def forward(q, k, v, a, e, b, s, o, kept, w, every, first, last):
-    """s holds S_0 and leaves as S_T; where n > 0, kept (B, H, n, K, V) takes the state before every `every` tokens, and
-    w what each token finds under its key."""
-    heads, size, width = q.shape[2], q.shape[3], v.shape[3]
-    keeps = kept.shape[2] > 0
-    u = np.empty(width, v.dtype)
+def forward(q, k, v, a, e, b, s, o, kept, w, shape, every, first, last):
+    """s holds S_0 and leaves as S_T. Where w is not empty, it takes what each token finds under its key, and kept
+    (B, H, n, K, V) the state before every `every` tokens. shape: (T, H, K, V)."""
+    steps, heads, size, width = shape
+    keeps, parts, matrix = len(w) > 0, -(-steps // every), size * width
+    found, unused = np.zeros(width, s.dtype), np.zeros(width, s.dtype)
+    one, zero = s.dtype.type(1), s.dtype.type(0)
     for row in range(first, last):
         i, h = row // heads, row % heads
-        state = s[i, h]
-        for t in range(q.shape[1]):
+        state, token = row * matrix, i * steps * heads + h
+        key, value = token * size, token * width
+        for c in range(width):
+            found[c] = zero
+        for c in range(0, width, BLOCK):  # what the first token finds: nothing is written
+            at, x = state + c, value + c
+            passes.forward(s, at, size, width, one, zero, zero, k, key, q, key, v, x, unused, 0, o, x, k, key, found, c)
+        for t in range(steps):
+            token = (i * steps + t) * heads + h
+            key, value, later = token * size, token * width, (token + heads if t + 1 < steps else token) * size
             if keeps and t % every == 0:
-                for c in range(size):
-                    _copy(state[c], kept[i, h, t // every, c])
-            key, query, factor, value, out = k[i, t, h], q[i, t, h], a[i, t, h, 0], v[i, t, h], o[i, t, h]
-            for j in range(width):
-                u[j] = 0
-            for c in range(size):
-                entry, line = key[c], state[c]
-                for j in range(width):
-                    line[j] *= factor
-                    u[j] += entry * line[j]
-            if keeps:
-                _copy(u, w[i, t, h])
-            erase, write = e[i, t, h], b[i, t, h]
-            for j in range(width):
-                u[j] = write * value[j] - erase * u[j]
-                out[j] = 0
-            for c in range(size):
-                entry, read, line = key[c], query[c], state[c]
-                for j in range(width):
-                    line[j] += entry * u[j]
-                    out[j] += read * line[j]
+                _copy(s, state, kept, (row * parts + t // every) * matrix, matrix)
+            decay, erase, write = a[token], e[token], b[token]
+            to, w_at = (w, value) if keeps else (unused, 0)
+            for c in range(0, width, BLOCK):
+                at, x, y = state + c, value + c, w_at + c
+                passes.forward(
+                    s, at, size, width, decay, erase, write, k, key, q, key, v, x, to, y, o, x, k, later, found, c
+                )
 
 
 @kernel
-def _states(k, v, a, e, b, w, state, p, u, i, h, start, end):
-    """P, transposed (V, K), and u of each token of head h from `start` to `end`, from the state before them."""
-    size, width = k.shape[3], v.shape[3]
-    for t in range(start, end):
-        n, erase, write, decay = t - start, e[i, t, h], b[i, t, h], a[i, t, h, 0]
-        for j in range(width):
-            u[n, j] = write * v[i, t, h, j] - erase * w[i, t, h, j]
+def _aligned(count, like):
+    """Zeros of the type of `like` that begin where a line of the cache does."""
+    zeros = np.zeros(count + 64, like.dtype)
+    begin = -(zeros.ctypes.data // like.itemsize) % (64 // like.itemsize)
+    return zeros[begin : begin + count]
+
+
+@kernel
+def _copy(source, begin, target, at, count):
+    for i in range(count):
+        target[at + i] = source[begin + i]
+
+
+@kernel
+def _states(k, v, a, e, b, w, kept, state, p, u, shape, first, last, stride, m):
+    """P, transposed (V, K), and u of tokens of a head, from the state before them; tokens are `stride` apart."""
+    size, width = shape[2], shape[3]
+    matrix = size * width
+    for token in range(first, last, stride):
+        n, value, decay = (token - first) // stride, token * width, a[token]
+        passes.changes(width, e[token], b[token], v, value, w, value, m, u + n * width)
         if n == 0:
             for j in range(width):
                 for c in range(size):
-                    p[0, j, c] = decay * state[c, j]
-        else:
-            key = k[i, t - 1, h]
-            for j in range(width):
-                to, of, entry = p[n, j], p[n - 1, j], u[n - 1, j]
-                for c in range(size):
-                    to[c] = decay * (of[c] + entry * key[c])
+                    m[p + j * size + c] = decay * kept[state + c * width + j]
+            continue
+        before, to, change, key = p + (n - 1) * matrix, p + n * matrix, u + (n - 1) * width, (token - stride) * size
+        for c in range(0, size, BLOCK):
+            passes.decayed(m, before + c, to + c, width, size, decay, m, change, k, key + c)
 
 
 @kernel
-def _add_product(to, x, m):
-    """to += the sum over rows r of x[r] m[r]; the number of rows of m, here and below, is a multiple of _ROWS."""
-    for r in range(0, len(x), 8):
-        x0, x1, x2, x3, x4, x5, x6, x7 = x[r], x[r + 1], x[r + 2], x[r + 3], x[r + 4], x[r + 5], x[r + 6], x[r + 7]
-        for c in range(len(to)):
-            low = x0 * m[r, c] + x1 * m[r + 1, c] + x2 * m[r + 2, c] + x3 * m[r + 3, c]
-            high = x4 * m[r + 4, c] + x5 * m[r + 5, c] + x6 * m[r + 6, c] + x7 * m[r + 7, c]
-            to[c] += low + high
-
-
-@kernel
-def _add_products(to_x, to_y, x, y, m):
-    """The same of x and of y, with m read once."""
-    for r in range(0, len(x), 4):
-        x0, x1, x2, x3, y0, y1, y2, y3 = x[r], x[r + 1], x[r + 2], x[r + 3], y[r], y[r + 1], y[r + 2], y[r + 3]
-        for c in range(len(to_x)):
-            m0, m1, m2, m3 = m[r, c], m[r + 1, c], m[r + 2, c], m[r + 3, c]
-            to_x[c] += x0 * m0 + x1 * m1 + x2 * m2 + x3 * m3
-            to_y[c] += y0 * m0 + y1 * m1 + y2 * m2 + y3 * m3
-
-
-@kernel
-def backward(  # noqa: C901 - one token's whole step back: calls within it would cost a third of its time
-    q, k, v, a, e, b, do, kept, w, grad_s, grad_q, grad_k, grad_v, grad_g, grad_e, grad_b, every, first, last
+def backward(
+    q, k, v, a, e, b, do, kept, w, grad_s, grad_q, grad_k, grad_v, grad_g, grad_e, grad_b, shape, every, first, last
 ):
     """grad_s holds the gradient of S_T and leaves as that of S_0.
 
     States and their gradients lie transposed, (V, K): so du alone needs sums within rows. The last change of D at a
-    token, D <- a (D + k dw^T), is made when the token before it reads D: later_a and later_k are that a and k.
+    token, D <- a (D + k dw^T), is made when the token before it reads D: `later` is that a, and `behind` that k.
+    In m: D, du, dw, the sums of D * P, and `every` times P and u.
     """
-    steps, heads, size, width = q.shape[1], q.shape[2], q.shape[3], v.shape[3]
-    kind, padded = v.dtype, -(-width // _ROWS) * _ROWS  # rows from `width` on stay 0
-    p, u, d = np.zeros((every, padded, size), kind), np.zeros((every, padded), kind), np.zeros((padded, size), kind)
-    grad, du, dw = np.zeros(padded, kind), np.zeros(padded, kind), np.zeros(padded, kind)
-    dq, dk, by_p, later_k = np.empty(size, kind), np.empty(size, kind), np.empty(size, kind), np.empty(size, kind)
+    steps, heads, size, width = shape
+    matrix, parts = size * width, -(-steps // every)
+    du, dw, dp = matrix, matrix + width, matrix + 2 * width
+    read = dp + LANES
+    u = read + LANES
+    p = u + every * width
+    m, one, zero = _aligned(p + every * matrix, v), v.dtype.type(1), v.dtype.type(0)
     for row in range(first, last):
         i, h = row // heads, row % heads
         for c in range(size):
             for j in range(width):
-                d[j, c] = grad_s[i, h, c, j]
-        later_a, later_k[:], dw[:] = kind.type(1), 0, 0
-        for part in range(kept.shape[2] - 1, -1, -1):
+                m[j * size + c] = grad_s[row * matrix + c * width + j]
+        m[dw : dw + width] = 0
+        later, behind = one, 0
+        for part in range(parts - 1, -1, -1):
             start, end = part * every, min(steps, (part + 1) * every)
-            _states(k, v, a, e, b, w, kept[i, h, part], p, u, i, h, start, end)
+            begin, until = (i * steps + start) * heads + h, (i * steps + end) * heads
+            _states(k, v, a, e, b, w, kept, (row * parts + part) * matrix, p, u, shape, begin, until, heads, m)
             for t in range(end - 1, start - 1, -1):
-                query, key, before, change = q[i, t, h], k[i, t, h], p[t - start], u[t - start]
-                # D <- D + q do^T, with what the token after this one has left to do; du = D^T k and dw = -e du
-                read = kind.type(0)
-                for j in range(width):
-                    grad[j] = do[i, t, h, j]
-                    read += change[j] * grad[j]
-                for j in range(width):
-                    line, of_later, of_grad, total = d[j], dw[j], grad[j], kind.type(0)
-                    for c in range(size):
-                        line[c] = later_a * (line[c] + of_later * later_k[c]) + of_grad * query[c]
-                        total += line[c] * key[c]
-                    du[j] = total
-                for_write, for_erase, erase, write = kind.type(0), kind.type(0), e[i, t, h], b[i, t, h]
-                for j in range(width):
-                    dw[j] = -erase * du[j]
-                    for_write += v[i, t, h, j] * du[j]
-                    for_erase -= w[i, t, h, j] * du[j]
-                for j in range(width):
-                    grad_v[i, t, h, j] = write * du[j]
-                grad_b[i, t, h], grad_e[i, t, h] = for_write, for_erase
-                # dq = P do + (u . do) k and dk = D u + P dw
-                for c in range(size):
-                    dq[c] = key[c] * read
-                dk[:], by_p[:] = 0, 0
-                _add_products(dq, by_p, grad, dw, before)
-                _add_product(dk, change, d)
-                for c in range(size):
-                    grad_q[i, t, h, c] = dq[c]
-                for c in range(size):
-                    grad_k[i, t, h, c] = dk[c] + by_p[c]
-                # dg = sum((D + k dw^T) * P)
-                total, x, y = kind.type(0), d.reshape(padded * size), before.reshape(padded * size)
-                for c in range(padded * size):
-                    total += x[c] * y[c]
-                for j in range(width):
-                    total += w[i, t, h, j] * dw[j]
-                grad_g[i, t, h, 0], later_a = total, a[i, t, h, 0]
-                for c in range(size):
-                    later_k[c] = key[c]
+                token = (i * steps + t) * heads + h
+                key, value = token * size, token * width
+                before, change = p + (t - start) * matrix, u + (t - start) * width
+                for j in range(0, width, LANES):
+                    for c in range(0, size, BLOCK):
+                        at, x, y = j * size + c, key + c, behind + c
+                        passes.backward(m, at, size, later, dw + j, k, y, do, value + j, q, x, k, x, du + j)
+                passes.writes(
+                    width, e[token], b[token], v, value, w, value, do, value, m, change, du, dw, read, grad_v, value,
+                    grad_b, token, grad_e, token,
+                )  # fmt: skip
+                for c in range(0, size, BLOCK):
+                    at, x = before + c, key + c
+                    passes.gradients(
+                        m, c, at, width, size, change, dw, do, value, m[read], k, x, grad_k, x, grad_q, x, dp
+                    )
+                total = e[token] * grad_e[token]
+                for lane in range(LANES):
+                    total += m[dp + lane]
+                    m[dp + lane] = zero
+                grad_g[token], later, behind = total, a[token], key
         for c in range(size):
             for j in range(width):
-                grad_s[i, h, c, j] = later_a * (d[j, c] + dw[j] * later_k[c])
+                grad_s[row * matrix + c * width + j] = later * (m[j * size + c] + m[dw + j] * k[behind + c])
 
 
 @kernel

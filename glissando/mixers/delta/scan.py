@@ -28,7 +28,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from glissando.kernels.compiled import (
-    as_rows,
+    compiles,
     over_rows,
     require_backend,
     require_shapes,
@@ -96,14 +96,21 @@ def delta_rule(
     tensors = {"q": q, "k": k, "v": v, "g": g, "e": e, "b": b, "s0": s0}
     if backend == "reference":
         return reference(**tensors)
-    mixed = backend == "auto" and not same_reals(*tensors.values())
-    if backend == "chunked" or mixed or not use_numba("delta_rule", backend, q):
+    unfit = backend == "auto" and not (compiles() and same_reals(*tensors.values()))
+    if backend == "chunked" or unfit or not use_numba("delta_rule", backend, q):
         return _chunked(**tensors, gaps=gaps) if steps > 1 else reference(**tensors)
     require_types("delta_rule", **tensors)
+    from glissando.mixers.delta.passes import BLOCK
+
+    width = v.shape[-1]
+    more, wider = -size % BLOCK, -width % BLOCK  # entries of 0 change no other
+    if more or wider:
+        q, k, v, s0 = F.pad(q, (0, more)), F.pad(k, (0, more)), F.pad(v, (0, wider)), F.pad(s0, (0, wider, 0, more))
     if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors.values()):
-        return _Delta.apply(q, k, v, g, e, b, s0)
-    o, last, _, _ = _forward(q, k, v, g, e, b, s0, keep=False)
-    return o, last
+        o, last = _Delta.apply(q, k, v, g, e, b, s0)
+    else:
+        o, last, _, _ = _forward(q, k, v, g, e, b, s0, keep=False)
+    return (o[..., :width], last[:, :, :size, :width]) if more or wider else (o, last)
 
 
 def reference(q: Tensor, k: Tensor, v: Tensor, g: Tensor, e: Tensor, b: Tensor, s0: Tensor) -> tuple[Tensor, Tensor]:
@@ -193,11 +200,9 @@ class _Delta(torch.autograd.Function):
         q, k, v, g, e, b, kept, w = ctx.saved_tensors
         state = grad_last.clone(memory_format=torch.contiguous_format)
         grads = [torch.empty_like(x, memory_format=torch.contiguous_format) for x in (q, k, v, g, e, b)]
-        inputs = [as_rows(x, 3) for x in (q, k, v, g.exp())]
-        inputs += [as_rows(x, 2) for x in (e, b)]
-        arrays = [x.numpy() for x in (kept, w, state, *grads)]
-        heads = state.flatten(0, 1)
-        over_rows(backward, heads, *inputs, as_rows(grad, 3), *arrays, KEPT_EVERY, cost=8 * q.shape[1])
+        arrays = [_flat(x) for x in (q, k, v, g.exp(), e, b, grad, kept, w, state, *grads)]
+        shape = (*q.shape[1:], v.shape[-1])
+        over_rows(backward, state.flatten(0, 1), *arrays, shape, KEPT_EVERY, cost=8 * q.shape[1])
         return *grads, state
 
 
@@ -212,8 +217,11 @@ def _forward(
     state = s0.detach().clone(memory_format=torch.contiguous_format)
     kept = state.new_empty(rows, heads, -(-steps // KEPT_EVERY) if keep else 0, size, v.shape[-1])
     w = state.new_empty(v.shape if keep else (0, 0, 0, 0))
-    inputs = [as_rows(x, 3) for x in (q, k, v, g.exp())]
-    inputs += [as_rows(x, 2) for x in (e, b)]
-    arrays = [x.numpy() for x in (state, o, kept, w)]
-    over_rows(forward, state.flatten(0, 1), *inputs, *arrays, KEPT_EVERY, cost=4 * steps)
+    arrays = [_flat(x) for x in (q, k, v, g.exp(), e, b, state, o, kept, w)]
+    shape = (steps, heads, size, v.shape[-1])
+    over_rows(forward, state.flatten(0, 1), *arrays, shape, KEPT_EVERY, cost=4 * steps)
     return o, state, kept, w
+
+
+def _flat(x: Tensor) -> Any:
+    return x.detach().contiguous().view(-1).numpy()
