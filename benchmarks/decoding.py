@@ -11,8 +11,7 @@ from itertools import islice
 
 import torch
 
-from benchmarks.speed import Row, random_bytes
-from glissando.data.tokenizers import ByteTokenizer
+from benchmarks.speed import Row, endless, random_bytes
 from glissando.decoding.steps import Kind
 from glissando.generation import Continuation, Sampling, generate, stream
 from glissando.model import LanguageModel
@@ -71,12 +70,7 @@ def public(preset: str, call: str, rounds: int) -> Row:
     """Tokens/s of a public call behind 64 bytes, its prompt not counted, beside those of `Decoder.step`."""
     from glissando.decoding.decoder import Decoder
 
-    tokenizer = ByteTokenizer()
-    tokenizer.eos_id = (
-        tokenizer.vocab_size
-    )  # an id of its own, which is read and never drawn: every text has its length
-    model = LanguageModel.from_preset(preset, vocab_size=tokenizer.vocab_size + 1).eval()
-    model.tokenizer = tokenizer
+    model, _ = endless(preset)
     decoder, ids, count = Decoder(model), torch.ones(1, dtype=torch.int64), 8 * _TOKENS
 
     def public_seconds(tokens: int) -> float:

@@ -9,7 +9,7 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +19,7 @@ import torch
 
 from glissando.block import RMSNorm
 from glissando.compare.speed import trainer
+from glissando.data.tokenizers import ByteTokenizer
 from glissando.errors import GlissandoError
 from glissando.model import LanguageModel
 
@@ -109,6 +110,29 @@ def _llama_weights(model: LanguageModel) -> dict[str, torch.Tensor]:
         theirs[b + "input_layernorm.weight"] = ours[a + "mixer_norm.weight"]
         theirs[b + "post_attention_layernorm.weight"] = ours[a + "mlp_norm.weight"]
     return theirs
+
+
+class EndlessTokenizer(ByteTokenizer):
+    """Bytes, and an end token of an id of its own, which is read and never drawn: every text has its length.
+
+    decoded  number of tokens that `decode` was given: all that `generate` has written
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.eos_id, self.decoded = self.vocab_size, 0
+
+    def decode(self, ids: Sequence[int]) -> str:
+        self.decoded += len(ids)
+        return super().decode(ids)
+
+
+def endless(preset: str) -> tuple[LanguageModel, EndlessTokenizer]:
+    """A new model of `preset` with that tokenizer."""
+    tokenizer = EndlessTokenizer()
+    model = LanguageModel.from_preset(preset, vocab_size=tokenizer.vocab_size + 1).eval()
+    model.tokenizer = tokenizer
+    return model, tokenizer
 
 
 def random_bytes(batch: int, length: int) -> torch.Tensor:
