@@ -130,7 +130,7 @@ class Corpus(ABC):
                 yield self.tokenizer.decode(row[real].tolist())
 
     def describe(self) -> dict[str, object]:
-        """A description for a person, for `glissando corpora` and the run's record."""
+        """What `glissando corpora NAME` prints of a generated corpus; a comparison takes `chance_accuracy` from it."""
         return {"entropy_floor": self.entropy_floor, "control_names": list(self.control_names)}
 
 

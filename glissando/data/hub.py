@@ -180,7 +180,6 @@ class HubStreamCorpus(Corpus):
         self._first_row = 0 if o.valid_split else n_rows
         self._valid = in_memory(map(Piece, self._held_out), self.tokenizer)
         self._rows_a_token = n_rows / len(self._valid)
-        self._described = {"name": o.name, "subset": o.subset, "revision": o.revision, "valid_bytes": n_bytes}
 
     def batches(self, split: Split, *, start: int = 0, shard: Shard = WHOLE) -> Iterator[Batch]:
         if split == "valid":
@@ -235,6 +234,3 @@ class HubStreamCorpus(Corpus):
     def texts(self, split: Split = "train") -> Iterator[str]:
         """The documents, endless for "train"."""
         return self._endless(0) if split == "train" else iter(self._held_out)
-
-    def describe(self) -> dict[str, object]:
-        return super().describe() | self._described

@@ -236,12 +236,3 @@ class JsonlCorpus(Corpus):
     def texts(self, split: Split = "train") -> Iterator[str]:
         """The documents, held-out ones among them where they are held out by batches."""
         return (piece.text for piece in self._sources[split].pieces())
-
-    def describe(self) -> dict[str, object]:
-        return super().describe() | {
-            "path": str(self._paths[0]),
-            "valid_path": str(self._paths[1]),
-            "held_out": f"batch {self._every} of every {self._every}" if self._every else "valid_path",
-            "train_tokens": len(self._train),
-            "problems": self.problems,
-        }

@@ -220,7 +220,7 @@ class PairFileCorpus(PairsCorpus):
     """The pairs of a base64 file, visited in epochs shuffled by (seed, epoch); see `read_pairs`.
 
     Held out: those of `valid_path`, or the last `valid_fraction` (at least one). A training pair whose input is also
-    held out is left out and counted.
+    held out is left out.
     Raises DataError if no usable pair is left to train or to validate on, ConfigError for one that does not fit.
     """
 
@@ -228,24 +228,23 @@ class PairFileCorpus(PairsCorpus):
         """By the keywords of `PairsOptions`."""
         o = PairsOptions(**options)
         super().__init__(tokenizer, o)
-        self._file = self._read(open_file(o.path, "data.path"))
-        train = self._file.pairs
+        file = self._read(open_file(o.path, "data.path"))
+        train = file.pairs
         if o.valid_path is None:
-            self._problems = [self._file.problems]
+            self._problems = [file.problems]
             n_valid = max(1, int(len(train) * o.valid_fraction))
             train, self._valid = train[:-n_valid], train[-n_valid:]
         else:
             valid = self._read(open_file(o.valid_path, "data.valid_path"))
-            self._problems = [self._file.problems, valid.problems]
+            self._problems = [file.problems, valid.problems]
             self._valid = valid.pairs
         questions = {pair.input for pair in self._valid}
         self._train = [pair for pair in train if pair.input not in questions]
-        self._overlap = len(train) - len(self._train)
         if not self._train or not self._valid:
             what = "train" if not self._train else "validate"
             raise DataError(
-                f"{o.path} leaves no usable pair to {what} on: {self._file.lines} lines, "
-                f"{len(self._file.pairs)} pairs, {self._overlap} training pairs are also held out. "
+                f"{o.path} leaves no usable pair to {what} on: {file.lines} lines, "
+                f"{len(file.pairs)} pairs, {len(train) - len(self._train)} training pairs are also held out. "
                 f"{self.problems or ''}".strip()
             )
 
@@ -271,12 +270,3 @@ class PairFileCorpus(PairsCorpus):
         """At most `n`: a file has no more than it has."""
         n = min(n, len(self._valid))
         return [self._valid[i] for i in shuffled(np.arange(n), len(self._valid), seed)]
-
-    def describe(self) -> dict[str, object]:
-        return super().describe() | {
-            "lines": self._file.lines,
-            "train_pairs": len(self._train),
-            "valid_pairs": len(self._valid),
-            "overlap_left_out": self._overlap,
-            "problems": self.problems,
-        }

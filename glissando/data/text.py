@@ -162,16 +162,6 @@ class TextCorpus(Corpus):
     def texts(self, split: Split = "train") -> Iterator[str]:
         return (piece.text for piece in self._sources[split].pieces(raw=False))
 
-    def describe(self) -> dict[str, object]:
-        return super().describe() | {
-            "path": str(self.path),
-            "valid_path": str(self.valid_path),
-            "train_bytes": len(self._sources["train"]),
-            "valid_bytes": len(self._sources["valid"]),
-            "train_tokens": _size(self._train),
-            "valid_tokens": _size(self._valid),
-        }
-
 
 class TextSource:
     """The bytes [start, stop) of text files, a document each, joined with a byte between each two."""

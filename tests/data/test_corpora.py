@@ -87,7 +87,6 @@ def test_each_is_built_with_its_own_end(name: str, eos: int, configs: dict[str, 
     assert (corpus.seq_len, corpus.batch_size) == (32, 4)
     assert next(corpus.batches("train")).ids.shape[0] == 4
     assert corpus.prompts(2) == corpus.prompts(2)
-    assert corpus.describe()
     assert build_corpus(configs[name], ByteTokenizer(7)).tokenizer.eos_id == 7
 
 
@@ -253,8 +252,8 @@ def test_a_missing_field_or_package_says_what_to_do(hub: FakeHub, monkeypatch: p
 
 
 def test_without_a_held_out_split_the_end_is_held_out(hub: FakeHub) -> None:
-    described = HubCorpus(valid_split=None, **OPTIONS).describe()
-    assert described["path"] == described["valid_path"]
+    corpus = HubCorpus(valid_split=None, **OPTIONS)
+    assert corpus.path == corpus.valid_path
     assert len(hub.calls) == 1
 
 
@@ -271,10 +270,8 @@ def test_a_file_of_a_data_set_is_its_own_text(hub: FakeHub, order_laws: Callable
     order_laws(corpus)
     HubCorpus(train_split="V2-train.txt", valid_split="V2-valid.txt", **OPTIONS)
     assert len(hub.calls) == 2
-    alone = HubCorpus(
-        train_split="V2-train.txt", **OPTIONS
-    ).describe()  # its end is held out, and no split of another text
-    assert alone["path"] == alone["valid_path"]
+    alone = HubCorpus(train_split="V2-train.txt", **OPTIONS)
+    assert alone.path == alone.valid_path  # its end is held out, and no split of another text
     assert fetch(HubSplit("owner/name", "train", max_bytes=20, file="V2-train.txt")).read_text() == FILE[:24]
     with pytest.raises(ConfigError, match=r"valid_split test is a split and data\.train_split V2-train\.txt a file"):
         HubCorpus(train_split="V2-train.txt", valid_split="test", **OPTIONS)

@@ -219,8 +219,8 @@ def test_ascii_only_drops_every_other_byte(prose: Path) -> None:
 
 def test_the_end_of_the_file_validates_and_the_cap_holds(tmp_path: Path) -> None:
     path = write(tmp_path / "t.txt", "é" * 100)
-    described = TextCorpus(path=path, valid_fraction=0.095, **OPTIONS).describe()
-    assert (described["train_bytes"], described["valid_bytes"]) == (180, 20)  # never within a character
+    corpus = TextCorpus(path=path, valid_fraction=0.095, **OPTIONS)
+    assert ["".join(corpus.texts(split)) for split in ("train", "valid")] == ["é" * 90, "é" * 10]  # whole characters
     capped = TextCorpus(path=path, max_valid_bytes=5, **OPTIONS)
     assert sum(batch.n_bytes for batch in capped.batches("valid")) == 4
 
@@ -319,6 +319,5 @@ def test_senseless_options_are_refused(option: dict[str, float], prose: Path) ->
 @pytest.mark.data
 def test_the_sample_shakespeare_splits_as_usual(sample_data: Path) -> None:
     corpus = TextCorpus(path=sample_data / "tinyshakespeare.txt", seq_len=256, batch_size=32)
-    described = corpus.describe()
-    assert (described["train_bytes"], described["valid_bytes"]) == (1_003_854, 111_540)
+    assert sum(len(text.encode()) for text in corpus.texts("train")) == 1_003_854
     assert sum(batch.n_bytes for batch in corpus.batches("valid")) == 111_540
