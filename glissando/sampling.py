@@ -141,14 +141,6 @@ class Sampling:
         kept = (before < top_p * total) & (ordered >= self.min_p)
         return torch.zeros_like(w).scatter(-1, order, ordered.where(kept, 0.0))
 
-    def probabilities(self, logits: Tensor, counts: Tensor | None = None) -> Tensor:
-        """(..., V) logits -> (..., V) probabilities in float64, on the CPU."""
-        if not self.is_random:
-            z = self.shifted(logits.detach().cpu(), counts)
-            return torch.zeros_like(z).scatter_(-1, z.argmax(-1, keepdim=True), 1.0)
-        w = self.weights(logits, counts)
-        return w / w.sum(-1, keepdim=True)
-
     def draw(self, logits: Tensor, uniforms: Tensor, counts: Tensor | None = None) -> Tensor:
         """(B, V) logits, (B,) numbers in [0, 1) -> (B,) ids. Logits must be finite."""
         if not self.is_random:

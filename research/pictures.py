@@ -25,9 +25,11 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 import glissando
 from glissando.metrics import read_metrics
+from glissando.mixers.spectral import Spectral
 from glissando.runs import METRICS
 
 FOLDER = Path(__file__).resolve().parent.parent / "docs" / "comparison"
@@ -159,17 +161,24 @@ def hazard(run: Path) -> None:
     write("hazard", ("time", "hazard", "truth"), rows)
 
 
+def base_rates(mixer: Spectral) -> tuple[Tensor, Tensor]:
+    """gamma and w (N,): decay and angular frequency of a channel per token, with r = 0 where the decay depends on the
+    input."""
+    constants = mixer._derive()
+    factor = 8 * torch.sigmoid(mixer.decay_bias) if mixer.config.projections else 1.0
+    return constants.gamma * factor, constants.turn
+
+
 def kernels() -> None:
     """1 / gamma and 2 pi / |w| in tokens, the decay at its bias, of the channels of every spectral layer."""
     from glissando.evaluation.observe import layer_numbers
-    from glissando.mixers.spectral import Spectral
 
     model = glissando.load("stories")
     assert isinstance(model, glissando.LanguageModel)
     mixers = [module for module in model.modules() if isinstance(module, Spectral)]
     rows: list[tuple[Any, ...]] = []
     for layer, mixer in zip(layer_numbers(model, Spectral, len(mixers)), mixers, strict=True):
-        decay, turn = (rate.detach().double() for rate in mixer.base_rates())
+        decay, turn = (rate.detach().double() for rate in base_rates(mixer))
         channels = zip((1 / decay).tolist(), (2 * np.pi / turn.abs()).tolist(), strict=True)
         rows += [(layer, *channel) for channel in sorted(channels)]
     write("kernels", ("layer", "decay_time", "period"), rows)

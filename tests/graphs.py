@@ -5,7 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from glissando.mixers.tau.laplacian import edges_of, from_edges, random_graph
+from glissando.mixers.tau.laplacian import edges_of, from_edges
+from research.audit.tau.graph import random_graph
 
 DOUBLE = torch.float64
 

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 import training_runs
+from graphs import weighted
 from tolerances import assert_close
 from training_runs import (
     SHIFT,
@@ -197,7 +198,7 @@ def test_energies_of_zero_stop_training(tmp_path, monkeypatch):
 @pytest.fixture
 def domain(tmp_path) -> Path:
     path = tmp_path / "domain.safetensors"
-    graphs.save(path, graphs.random_graph(8, 2, seed=0), {"source": "a test"})
+    graphs.save(path, weighted(8), {"source": "a test"})
     return path
 
 

@@ -18,6 +18,7 @@ from glissando.cli import main
 from glissando.mixers.spectral import Spectral
 from glissando.model import LanguageModel
 from glissando.runs import Run
+from research.pictures import base_rates
 
 
 def options(folder, out, steps: int) -> list[str]:
@@ -75,7 +76,7 @@ def test_base_rates_are_those_of_the_dynamics():
     mixer = Spectral(8)
     mixer.reset_parameters()
     with torch.no_grad():
-        gamma, turn = mixer.base_rates()
+        gamma, turn = base_rates(mixer)
         mixer.project.weight.zero_()
         state = mixer.init_state(1)._replace(h=torch.randn(1, 8, 2))
         after = mixer(torch.zeros(1, 1, 8), state)[1]

@@ -68,8 +68,7 @@ def test_seeds_decide(model):
 def test_probabilities_keep_the_likeliest(logits, top_k, top_p, temperature):
     z = torch.tensor(logits, dtype=torch.float64)
     full = (z / temperature).softmax(-1)
-    p = Sampling(temperature, top_k, top_p).probabilities(z)
-    assert abs(float(p.sum()) - 1) < 1e-9
+    p = Sampling(temperature, top_k, top_p).weights(z)
     assert full[p > 0].max() == full.max()
     kept = p > 0
     assert int(kept.sum()) <= top_k
@@ -85,11 +84,12 @@ def test_probabilities_keep_the_likeliest(logits, top_k, top_p, temperature):
 def test_the_smallest_numbers_are_greedy(coldest, dtype):
     """A number that float32 does not have is no division by zero."""
     logits = torch.tensor([[-2.0, 30.0, 29.99], [0.0, -1.0, 5.0]], dtype=dtype)
-    assert Sampling(**coldest).probabilities(logits).tolist() == [[0, 1, 0], [0, 0, 1]]
+    assert Sampling(**coldest).weights(logits).tolist() == [[0, 1, 0], [0, 0, 1]]
 
 
-def test_temperature_zero_is_one_hot():
-    assert Sampling(temperature=0).probabilities(torch.tensor([0.1, 0.9, 0.3])).tolist() == [0, 1, 0]
+def test_temperature_zero_draws_the_likeliest():
+    logits = torch.tensor([0.1, 0.9, 0.3]).expand(2, 3)
+    assert Sampling(temperature=0).draw(logits, torch.tensor([0.0, 0.999])).tolist() == [1, 1]
 
 
 def test_frequencies_follow_the_probabilities():

@@ -9,6 +9,7 @@ import sys
 import pytest
 import torch
 import torch.nn.functional as F
+from graphs import weighted
 from subjects import build, random_ids
 from tolerances import assert_close
 
@@ -94,10 +95,10 @@ def test_weights_that_do_not_fit_are_refused(tmp_path):
 
 
 def test_a_graph_file_is_not_needed_behind_weights(tmp_path):
-    from glissando.mixers.tau.laplacian import random_graph, save
+    from glissando.mixers.tau.laplacian import save
 
     graph = tmp_path / "graph.safetensors"
-    save(graph, random_graph(8, 3, seed=0), {})
+    save(graph, weighted(8), {})
     tau = {"key_size": 8, "laplacian": str(graph), "laplacian_weights": "fixed"}
     model = GlissandoForCausalLM.of(
         LanguageModel.from_preset("tauformer-nano", hidden_size=16, depth={"layers": 1}, mixer={"kind": "tau", **tau})
@@ -176,7 +177,8 @@ def test_sampling_has_the_probabilities_of_ours(options):
     z, given = 3 * torch.randn(6, 50, dtype=torch.float64), {"temperature": 1.0} | options
     settings = transformers.GenerationConfig(do_sample=True, **({"top_k": 0} | given))
     warped = model._get_logits_processor(settings, device="cpu")(torch.zeros(6, 1, dtype=torch.int64), z)
-    assert_close(warped.softmax(-1), Sampling(**given).probabilities(z), "probabilities", tolerance=1e-12)
+    weights = Sampling(**given).weights(z)
+    assert_close(warped.softmax(-1), weights / weights.sum(-1, keepdim=True), "probabilities", tolerance=1e-12)
 
 
 @pytest.mark.parametrize("case", STATES)

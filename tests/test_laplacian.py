@@ -23,11 +23,11 @@ from glissando.mixers.tau.laplacian import (
     load,
     normalise,
     project,
-    random_graph,
     save,
     token_embeddings_from_corpus,
     validate,
 )
+from research.audit.tau.graph import random_graph
 
 EXACT = 1e-12
 
@@ -161,7 +161,7 @@ def test_counted_rows_are_repeated_rows():
     ("make", "message"),
     [
         (lambda: chain(1), "over 1 features has no edge"),
-        (lambda: random_graph(5, 5, 0), "neighbors is 5, and of 5 features each has 4 others"),
+        (lambda: from_embeddings(draw(9, 5), 5), "neighbors is 5, and of 5 features each has 4 others"),
         (lambda: from_embeddings(draw(9, 4), 8), "choose neighbors in 1..3"),
         (lambda: from_embeddings(draw(9)), r"real numbers \(n, F\)"),
         (lambda: from_embeddings(draw(9, 4) / 0), "36 of the 36 embedding entries are not finite"),

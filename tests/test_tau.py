@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from graphs import weighted
 from tolerances import assert_close
 
 import glissando
@@ -105,7 +106,7 @@ def test_keys_of_the_previous_token_find_what_followed_before():
 def test_a_graph_from_a_file_comes_with_the_run(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     graphs.save("chain.safetensors", graphs.chain(8), {"source": "a test"})
-    graph = graphs.random_graph(8, 3, seed=1)
+    graph = weighted(8, seed=1)
     graphs.save(tmp_path / "random.safetensors", graph, {"source": "a test"})
     options = {"hidden_size": 16, "mixer": {"kind": "tau", "heads": 2, "laplacian": "random.safetensors"}}
     model = glissando.LanguageModel.from_config({**options, "depth": {"layers": 1}})

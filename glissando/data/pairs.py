@@ -66,11 +66,6 @@ class PairsCorpus(RowCorpus):
         """`n` different pairs that are never trained on, for scoring by exact match."""
 
     @property
-    def valid_pairs(self) -> Sequence[Pair]:
-        """The pairs of the held-out batches."""
-        return self._valid
-
-    @property
     def train_set(self) -> Sequence[Pair] | None:
         """The pairs of a finite training set; None where inputs never end."""
         return None

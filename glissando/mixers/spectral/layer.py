@@ -159,15 +159,6 @@ class Spectral(Mixer):
             torch.zeros(batch_size, self.channels, 2, **place), zeros_position(batch_size, place["device"])
         )
 
-    def base_rates(self) -> tuple[Tensor, Tensor]:
-        """gamma and w (N,): decay and angular frequency of a channel per token, with r = 0 where the decay depends on
-        the input."""
-        constants = self._derive()
-        gamma = constants.gamma
-        if self.config.projections:
-            gamma = gamma * 8 * torch.sigmoid(exact(self.decay_bias))
-        return gamma, constants.turn
-
     def decay_times(self, x: Tensor) -> Tensor:
         """1 / gamma (B, T, N) in tokens, how long a channel remembers; x (B, T, D) as the mixer is given it."""
         _, rate, _ = self._split(self.project(x) if self.config.projections else x)

@@ -57,16 +57,6 @@ def chain(size: int) -> Tensor:
     return from_edges(torch.stack([nodes[:-1], nodes[1:]]), torch.ones(size - 1, dtype=torch.float64), size)
 
 
-def random_graph(size: int, neighbors: int, seed: int) -> Tensor:
-    """Every node linked to `neighbors` others drawn uniformly, weights 1: the control of a graph that means something.
-
-    Raises ConfigError unless there are more nodes than neighbours.
-    """
-    _require_neighbors(neighbors, size)
-    scores = torch.rand(size, size, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
-    return _from_adjacency(_linked(scores, neighbors).to(torch.float64))
-
-
 def energy(x: Tensor, laplacian: Tensor, eps: float = 1e-6) -> Tensor:
     """x (..., K), laplacian (K, K), or (K,) a diagonal -> (...); differentiable in both.
 

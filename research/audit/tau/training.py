@@ -22,6 +22,7 @@ from glissando.mixers.tau import laplacian as graphs
 from glissando.model import LanguageModel
 from glissando.training.optimizer import freeze
 from research.audit.claim import Finding, Plan
+from research.audit.tau.graph import random_graph
 from research.audit.training import (
     Curve,
     HeldOut,
@@ -372,7 +373,7 @@ def graphs_of(plan: Plan) -> dict[str, Tensor]:
     rows = text.train[: len(text.train) // 256 * 256].view(-1, 256)
     found = graphs.token_embeddings_from_corpus(rows, 256, None if plan.quick else 48)
     domain = graphs.project(graphs.from_embeddings(found.vectors, 8, found.counts), size)
-    made = {"domain": domain, "chain": graphs.chain(size), "random": graphs.random_graph(size, 4, seed=0)}
+    made = {"domain": domain, "chain": graphs.chain(size), "random": random_graph(size, 4, seed=0)}
     return {name: graphs.normalise(graph) for name, graph in made.items()}
 
 
