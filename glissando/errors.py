@@ -90,10 +90,9 @@ def nearest(name: str, known: Iterable[str]) -> str | None:
     return close[0] if close else None
 
 
-def unknown_name(kind: str, name: str, known: Iterable[str], listed_by: str | None = None) -> UnknownNameError:
-    """An error for `name` that offers the nearest and lists the known ones, or names the command that lists them."""
+def unknown_name(kind: str, name: str, known: Iterable[str]) -> UnknownNameError:
+    """An error for `name` that offers the nearest and lists the known ones."""
     known = sorted(known)
     close = nearest(name, known)
     hint = f" Did you mean {close!r}?" if close else ""
-    listed = f"Known: {', '.join(known)}" if listed_by is None else f"{listed_by} lists all {len(known):,}"
-    return UnknownNameError(f"unknown {kind} {name!r}.{hint} {listed}.")
+    return UnknownNameError(f"unknown {kind} {name!r}.{hint} Known: {', '.join(known)}.")

@@ -15,7 +15,7 @@ from glissando.storage import write_atomic
 
 COLUMNS = (
     "step", "epoch", "tokens", "seconds", "flops", "train_loss", "valid_loss", "learning_rate", "grad_norm",
-    "stability", "tokens_per_second",
+    "tokens_per_second",
 )  # fmt: skip
 
 

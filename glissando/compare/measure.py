@@ -69,7 +69,6 @@ def measure(job: Job, path: Path) -> dict[str, Any]:
             "floor_bits": floor_by_row(config, corpus),
             "digest": _digest(corpus.batches("valid")),
         },
-        "entropy_floor": corpus.entropy_floor,
         "chance_accuracy": corpus.describe().get("chance_accuracy"),
         "spent": {name: rows[-1].get(name) for name in ("step", "tokens", "flops", "seconds")},
         "tokens_per_second": statistics.median(row["tokens_per_second"] for row in rows),

@@ -81,9 +81,9 @@ def windows_of(log: EventLog, data: EventsData, encoding: EventEncoding, units: 
     return Windows.of(steps, len(encoding.kinds), data.window, data.batch_size, data.seed, warm=data.window)
 
 
-def call(model: EventModel, batch: Batch, compiled: bool = False) -> Likelihood:
+def call(model: EventModel, batch: Batch) -> Likelihood:
     """Log-likelihoods of a batch's targets, on the model's device."""
-    h, targets, _ = features(model, batch, compiled)
+    h, targets, _ = features(model, batch)
     return model.log_likelihood(h, targets)
 
 

@@ -39,9 +39,9 @@ _AT_ONCE = 16384
 _SEARCHED = 200
 
 
-def call(model: SeriesModel, batch: Batch, compiled: bool = False) -> Tensor:
+def call(model: SeriesModel, batch: Batch) -> Tensor:
     """The model's answers for a batch, on its device; of classes, those of whole series where these have the labels."""
-    return advance(model, batch, compiled)[0]
+    return advance(model, batch)[0]
 
 
 def advance(model: SeriesModel, batch: Batch, compiled: bool = False, state: Any = None) -> tuple[Tensor, Any]:

@@ -326,8 +326,8 @@ class Loop:
     # ---------------------------------------------------------------------- logging and sampling
 
     def log(self) -> None:
-        """A row of metrics.csv. epoch is that of a text or of pairs; stability is 1 / |gradient|, by which the
-        homeostatic schedule goes; tokens_per_second counts the time of steps alone."""
+        """A row of metrics.csv. epoch is that of a text or of pairs; tokens_per_second counts the time of steps
+        alone."""
         state, sums, rows = self.state, self.state.unlogged, self.task.epoch_rows
         (last_tokens, last_time), now = self.mark, self.clock.working()
         self.mark, state.unlogged = (state.tokens, now), Sums()
@@ -340,7 +340,6 @@ class Loop:
             "train_loss": sums.mean,
             "learning_rate": self.learning_rate,
             "grad_norm": self.grad_norm,
-            "stability": 1 / (self.grad_norm + 1e-6),
             "tokens_per_second": (state.tokens - last_tokens) / max(now - last_time, 1e-9),
             **{f"grad_norm/{part}": norm for part, norm in part_norms(self.norms).items()},
             **self.task.row(sums),
