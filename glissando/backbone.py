@@ -293,11 +293,16 @@ class Backbone(nn.Module):
                 f"another depth, or leave {option} out"
             )
         for mixer in (part for part in self.modules() if isinstance(part, Mixer)):
-            has_window = getattr(getattr(mixer, "config", None), "window", None) is not None
-            if isinstance(mixer.init_state(1), Slotted) and not has_window:
+            options = getattr(mixer, "config", None)
+            if isinstance(mixer.init_state(1), Slotted) and getattr(options, "window", None) is None:
+                fix = "use spectral, liquid or delta, as spectral-delta-nano, liquid-ssm-nano and delta-nano do"
+                if hasattr(options, "window"):
+                    several = isinstance(self.config.mixer, list)
+                    how = "window: 256 beside its kind in model.mixer" if several else "--model.mixer.window 256"
+                    fix = f"use a mixer with a window ({how} in training)"
                 raise ConfigError(
-                    f"{option} reads on for ever, and the state of {type(mixer).__name__} grows with every token: use "
-                    f"a mixer with a window (--model.mixer.window 256 in training), or leave {option} out"
+                    f"{option} reads on for ever, and the state of {type(mixer).__name__} grows with every token: "
+                    f"{fix}, or leave {option} out"
                 )
 
     def save(self, path: str | Path, *, overwrite: bool = False) -> None:

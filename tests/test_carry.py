@@ -291,8 +291,9 @@ def test_lanes_of_a_batch_that_shards_do_not_share_evenly(rows, before, now):
 @pytest.mark.parametrize(
     ("model", "expected"),
     [
-        ({}, r"the state of Attention grows with every token.*window"),
-        ({"mixer": {"kind": "tau", "heads": 2}}, r"the state of \w+ grows with every token"),
+        ({}, r"the state of Attention grows with every token.*\(--model\.mixer\.window 256 in training\)"),
+        ({"mixer": ["spectral", "attention"]}, r"window \(window: 256 beside its kind in model\.mixer in training\)"),
+        ({"mixer": {"kind": "tau", "heads": 2}}, r"Tau grows with every token: use spectral, liquid or delta, as "),
         ({"mixer": {"kind": "delta", "heads": 2}, "max_length": 64}, r"model\.max_length is 64"),
     ],
 )
