@@ -243,9 +243,10 @@ class LanguageModel(Backbone):
         """The state before the last `count` columns of ids: rewind(state(ab), len(b)) = state(a), up to rounding.
 
         Columns count in every row, padding too. From a mark before them, the columns that stay are read again: 2 N at
-        most. Dropout must be off.
+        most.
 
-        Raises InputError for a state without a trail, and for more columns than it can go back.
+        Raises InputError for a state without a trail, for more columns than it can go back, and in training mode for
+        a model with dropout, which would read the columns as other values.
         """
         return rewound(self, state, count)
 

@@ -10,11 +10,12 @@ beyond some ten tokens.
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from glissando.errors import InputError
 from glissando.state import State, join_rows, map_state, select_rows
@@ -40,6 +41,7 @@ class Trail(NamedTuple):
 
 def new_trail(state: State, reach: int, controls: int, dtype: torch.dtype) -> Trail:
     """The trail of a state before any token. Raises InputError for an impossible number."""
+    reach = _whole("rewind", reach)
     if reach < 1:
         raise InputError(f"rewind must be a number of tokens of at least 1, or 0 for none, got {reach}")
     rows, device, width = len(state.position), state.position.device, 4 * reach
@@ -53,6 +55,13 @@ def new_trail(state: State, reach: int, controls: int, dtype: torch.dtype) -> Tr
         torch.zeros(rows, width, controls, dtype=dtype, device=device),
         torch.zeros(rows, 2, dtype=torch.bool, device=device),
     )
+
+
+def _whole(name: str, value: Any) -> int:
+    try:
+        return operator.index(value)
+    except TypeError:
+        raise InputError(f"{name} must be a whole number, an int, got {value!r}") from None
 
 
 def _copied(leaf: Tensor) -> Tensor:
@@ -155,14 +164,19 @@ def rewound(model: Any, state: State, count: int) -> State:
     trail = state.trail
     if trail is None:
         raise InputError("this state cannot go back: start from model.init_state(batch_size, rewind=32)")
+    count = _whole("the number of columns to undo", count)
     if count < 0:
         raise InputError(f"the number of columns to undo must not be negative, got {count}")
     if count == 0:
         return state
-    furthest = int(trail.ages[:, 0].min())
+    if any(map(_drops_out, model.modules())):
+        raise InputError("going back reads columns again, and dropout would make that another state: call model.eval()")
+    furthest, row = (int(found) for found in trail.ages[:, 0].min(0))
     if count > furthest:
         fix = f"start from model.init_state(batch_size, rewind={count})"
-        if count <= trail.reach:
+        if count > (tokens := int(state.position[row])):
+            fix = f"it has read {tokens} tokens in all"
+        elif count <= trail.reach:
             fix = "it has read no more since it began, went back before, or had other signals (dt, control)"
         raise InputError(f"this state can go back {furthest} columns of tokens, and {count} are to be undone: {fix}")
     if bool((trail.given != trail.given[:1]).any()):
@@ -183,6 +197,11 @@ def rewound(model: Any, state: State, count: int) -> State:
         control=trail.control.roll(count, 1),
     )
     return back._replace(trail=trail)
+
+
+def _drops_out(part: nn.Module) -> bool:
+    share = part.p if isinstance(part, nn.Dropout) else getattr(getattr(part, "config", None), "dropout", 0)
+    return part.training and share > 0
 
 
 @torch.no_grad()

@@ -10,6 +10,7 @@ from subjects import CASES, DISTINCT, accepts, build, random_ids
 from tolerances import assert_close
 
 from glissando.errors import InputError
+from glissando.model import LanguageModel
 from glissando.state import join_rows, leaves, map_state, select_rows, state_bytes
 
 REACH = 4
@@ -167,8 +168,28 @@ def test_mistakes():
     one, other = (model(ids[:1], model.init_state(1, rewind=3), dt=dt)[1] for dt in (None, torch.ones(1, 6).double()))
     with pytest.raises(InputError, match="read with a dt or a control and others without"):
         model.rewind(join_rows(one, other), 1)
+    _, state = model(random_ids(model, 2, 2, 0), state)
+    with pytest.raises(InputError, match=r"and 100 are to be undone: it has read 8 tokens in all$"):
+        model.rewind(state, 100)
+    for count in (2.5, "3", None):
+        with pytest.raises(InputError, match=f"columns to undo must be a whole number, an int, got {count!r}"):
+            model.rewind(state, count)
+    with pytest.raises(InputError, match=r"rewind must be a whole number, an int, got 2\.5"):
+        model.init_state(2, rewind=2.5)
     with pytest.raises(InputError, match="must not be negative, got -1"):
         model.rewind(state, -1)
     with pytest.raises(InputError, match="embeddings were given"):
         model(model.embedding(ids), state)
     assert len(CASES) > 20
+
+
+@pytest.mark.parametrize("where", [{"mixer": {"kind": "attention", "dropout": 0.1}}, {"block": {"mlp_dropout": 0.1}}])
+def test_dropout_is_refused(where):
+    """What is read again would be another state each time."""
+    model = LanguageModel.from_config({"hidden_size": 8, "depth": {"layers": 1}, **where})
+    ids = torch.arange(8)[None]
+    _, state = model.eval()(ids, model.init_state(1, rewind=3))
+    expected = leaves(model.rewind(state, 2))
+    with pytest.raises(InputError, match=r"dropout would make that another state: call model\.eval\(\)"):
+        model.train().rewind(state, 2)
+    assert all(map(torch.equal, leaves(model.eval().rewind(state, 2)), expected))
