@@ -50,6 +50,8 @@ class StreamState:
 def save_state(model: Backbone, state: ModelState | StreamState, path: str | Path, overwrite: bool = False) -> None:
     """Save a state as a file, from which a text continues exactly, also in another process.
 
+    The trail of a state of `init_state(..., rewind=N)` is not saved: the state that is loaded cannot go back.
+
     Args:
         model: The model that the state belongs to.
         state: A state of the model, of any number of rows, or that of a stream (`stream(..., resumable=True).state`).
@@ -62,7 +64,7 @@ def save_state(model: Backbone, state: ModelState | StreamState, path: str | Pat
     path = Path(path).expanduser()
     if not overwrite and path.exists():
         raise RunError(f"{path} exists; nothing is overwritten: choose another name, or overwrite=True")
-    inner = state.model if isinstance(state, StreamState) else state
+    inner = (state.model if isinstance(state, StreamState) else state)._replace(trail=None)
     tensors = dict(zip(leaf_names(inner), leaves(inner), strict=True))
     about: dict[str, Any] = {"model": digest(model.state_dict(), model), "about": _about(model)}
     about["complex"] = [name for name, value in tensors.items() if value.is_complex()]

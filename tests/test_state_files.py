@@ -95,6 +95,20 @@ def test_a_state_of_several_rows(model, tmp_path):
     assert all(torch.equal(*pair) for pair in zip(leaves(again), leaves(state), strict=True))
 
 
+def test_a_trail_is_not_saved(model, tmp_path):
+    """A file has what a state that is loaded has: no trail, and so not the bytes of one."""
+    ids = torch.randint(256, (1, 9))
+    for name, rewind in (("plain", 0), ("trail", 4)):
+        _, state = model(ids, model.init_state(1, rewind=rewind))
+        glissando.save_state(model, state, tmp_path / name)
+    assert (tmp_path / "trail").stat().st_size == (tmp_path / "plain").stat().st_size
+    again = glissando.load_state(model, tmp_path / "trail")
+    assert again.trail is None
+    assert all(map(torch.equal, leaves(again), leaves(state._replace(trail=None))))
+    with pytest.raises(InputError, match="this state cannot go back"):
+        model.rewind(again, 1)
+
+
 def test_what_is_refused(model, tmp_path):
     path = tmp_path / "state"
     with pytest.raises(ConfigError, match="resumable=True"):
