@@ -68,13 +68,15 @@ class Registry(Generic[T]):
     shared   names of options that every kind has: they are kept when a configuration changes the kind
     group    of entry points of installed packages: one that has the name of a kind is imported when the kind is first
              asked for, and registers it
+    named    the section that a bare text stands for
     """
 
-    def __init__(self, what: str, default: str, shared: type | None = None, group: str | None = None) -> None:
-        self.what, self.default, self.group = what, default, group
+    def __init__(
+        self, what: str, default: str, shared: type | None = None, group: str | None = None,
+        named: Callable[[str], dict[str, str]] = lambda text: {"kind": text},
+    ) -> None:  # fmt: skip
+        self.what, self.default, self.group, self.named = what, default, group, named
         self.shared = frozenset() if shared is None else frozenset(f.name for f in dataclasses.fields(shared))
-        #: the section that a bare text stands for
-        self.named: Callable[[str], dict[str, str]] = lambda text: {"kind": text}
         self._classes: dict[str, Any] = {}
         self.options: dict[str, type] = {}
 

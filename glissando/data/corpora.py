@@ -62,8 +62,7 @@ def _named(text: str) -> dict[str, str]:
 
 
 #: tokenizers by name; the class is built by `build_tokenizer`
-TOKENIZERS: Registry[Any] = Registry("tokenizer", "bytes")
-TOKENIZERS.named = _named
+TOKENIZERS: Registry[Any] = Registry("tokenizer", "bytes", named=_named)
 TOKENIZERS.add("bytes", BytesOptions, "glissando.data.tokenizers:ByteTokenizer")
 TOKENIZERS.add("bpe", BpeOptions, "glissando.data.tokenizers:HFTokenizer")
 TOKENIZERS.add("gpt2", Gpt2Options, "glissando.data.tokenizers:HFTokenizer")

@@ -241,8 +241,9 @@ def _decoder_or_reason(model: LanguageModel, kind: Kind, with_control: bool) -> 
 
 
 def _digest(tensor: Tensor) -> tuple[int, int]:
-    """Where the numbers are and the sum of their bits: whoever writes into them, by whatever way, changes it. NumPy
-    adds them: threads of PyTorch wait for each other on a busy machine."""
+    """Where the numbers are and the sum of their bits, which every write into them changes. PyTorch's own count of
+    changes does not see what is written through `.data`, as PEFT's `merge` does. NumPy adds the bits: threads of
+    PyTorch wait for each other on a busy machine."""
     bits = tensor.detach().contiguous().reshape(-1).view(torch.uint8)
     if bits.data_ptr() % 8:
         bits = bits.clone()
