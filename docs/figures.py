@@ -17,7 +17,7 @@ place, or `mean`.
     python docs/figures.py --list PATH    the records below a path
 
 Records: docs/audit/*.json (audit/NAME/..., verdicts/...), docs/comparison/*.csv (compare/..., runs/..., muon/...,
-recipe/..., gap/..., recipe_gap/..., forgetting/..., elastic/..., decoding/...), the cards of packaged models
+recipe/..., carried/..., gap/..., recipe_gap/..., carried_gap/..., forgetting/..., elastic/..., decoding/...), the cards of packaged models
 (cards/...), the code (parameters/..., floor/...); and, for what has no other record, docs/figures.yaml (kept/..., and
 some of runs/...).
 """
@@ -174,6 +174,27 @@ def recipe_gap() -> dict[str, Any]:
     return _gaps(recipe())
 
 
+@cache
+def carried() -> dict[str, Any]:
+    """As `runs`, trained with carried states, CORPUS/reset/MODEL read from empty states and CORPUS/carried/MODEL as one
+    text; also `lead`, by how many per cent the mean is below the baseline's."""
+    found = _by_model(
+        (row["corpus"], read, row["model"], row["seed"], row[read])
+        for row in _rows("carried")
+        for read in ("reset", "carried")
+    )
+    for models in chain.from_iterable(sizes.values() for sizes in found.values()):
+        for of in models.values():
+            of["lead"] = 100 * (1 - of["mean"] / models["transformer-plus-nano"]["mean"])
+    return found
+
+
+@cache
+def carried_gap() -> dict[str, Any]:
+    """As `gap`, of `carried`."""
+    return _gaps(carried())
+
+
 def _gaps(record: dict[str, Any]) -> dict[str, Any]:
     return {
         corpus: {
@@ -276,7 +297,7 @@ def decoding() -> dict[str, Any]:
 
 RECORDS: dict[str, Callable[[], Mapping[str, Any]]] = {
     each.__name__: each for each in (audit, verdicts, compare, runs, muon, recipe, gap, recipe_gap, forgetting, elastic)
-} | {each.__name__: each for each in (decoding, cards, parameters, floor, kept)}
+} | {each.__name__: each for each in (carried, carried_gap, decoding, cards, parameters, floor, kept)}
 
 
 def numbers_at(path: str) -> list[float]:
