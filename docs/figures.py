@@ -17,9 +17,9 @@ place, or `mean`.
     python docs/figures.py --list PATH    the records below a path
 
 Records: docs/audit/*.json (audit/NAME/..., verdicts/...), docs/comparison/*.csv (compare/..., runs/..., muon/...,
-recipe/..., carried/..., gap/..., recipe_gap/..., carried_gap/..., forgetting/..., elastic/..., decoding/...), the cards of packaged models
-(cards/...), the code (parameters/..., floor/...); and, for what has no other record, docs/figures.yaml (kept/..., and
-some of runs/...).
+recipe/..., carried/..., gap/..., recipe_gap/..., carried_gap/..., forgetting/..., elastic/..., decoding/...), the cards
+of packaged models (cards/...), the code (parameters/..., floor/...); and, for what has no other record,
+docs/figures.yaml (kept/..., and some of runs/...).
 """
 
 from __future__ import annotations
