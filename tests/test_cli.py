@@ -348,8 +348,6 @@ def test_presets_and_corpora(capsys):
     assert "stories" in capsys.readouterr().out
     assert main(["corpora", "shift"]) == 0
     assert "\t" in capsys.readouterr().out
-    assert main(["corpora", "hawkes"]) == 0
-    assert "series,time,kind,end,truth_time" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
@@ -430,7 +428,7 @@ def test_presets_and_corpora(capsys):
         (["evaluate", "RUN", "--file", "nowhere.txt"], "there is no file nowhere.txt; check --file"),
         (["presets", "transformer-nan"], "Did you mean 'transformer-nano'"),
         (["corpora", "storys"], "Did you mean 'stories'"),
-        (["corpora", "hawks"], "Did you mean 'hawkes'"),
+        (["events", "example", "--process", "hawks1"], "Did you mean 'hawkes1'"),
     ],
 )
 def test_mistakes_get_one_clear_line(arguments, message, run, book, tmp_path, monkeypatch, capsys):

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from glissando.cli.options import Parser, parse
-from glissando.errors import unknown_name
 
 
 def main(arguments: Sequence[str]) -> None:
@@ -16,13 +15,10 @@ def main(arguments: Sequence[str]) -> None:
     from glissando.data.corpora import CORPORA, GeneratedOptions, about, build_corpus
 
     if options.name is None:
-        for name, line in ({name: about(name) for name in CORPORA} | {_TABLE: _ABOUT}).items():
-            print(f"{name:15} {line}")
+        for name in CORPORA:
+            print(f"{name:15} {about(name)}")
         return
-    if options.name == _TABLE:
-        return _show_table()
-    if options.name not in CORPORA:
-        raise unknown_name("corpus", options.name, [*CORPORA, _TABLE])
+    CORPORA.require(options.name)
     if not issubclass(CORPORA.options[options.name], GeneratedOptions):
         print(
             f"{options.name}: {about(options.name)}\noptions: glissando train --help, under data, kind {options.name}"
@@ -34,16 +30,3 @@ def main(arguments: Sequence[str]) -> None:
     texts = corpus.texts("train")
     for _ in range(3):
         print(f"\n{next(texts).strip()}")
-
-
-#: a generated table, whose likelihood is known exactly
-_TABLE, _ABOUT = "hawkes", "Generated events whose log-likelihood is known exactly"
-
-
-def _show_table() -> None:
-    from glissando.events.example import describe, sample
-
-    for key, value in {"about": _ABOUT, **describe()}.items():
-        print(f"{key}: {value}")
-    print("a table: glissando events example --process hawkes5 --out FILE\n")
-    print("\n".join(sample()))

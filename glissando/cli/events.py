@@ -43,6 +43,7 @@ def main(arguments: Sequence[str]) -> None:
 def _parser() -> Parser:
     from glissando.events.model import EventConfig
     from glissando.events.options import EventsData
+    from glissando.events.processes import PROCESSES
     from glissando.training.config import TrainingConfig
 
     parser = table_parser(
@@ -52,7 +53,8 @@ def _parser() -> Parser:
         "number of simulated futures of each series",
         {"data": EventsData, "model": EventConfig, "training": TrainingConfig},
     )
-    parser.add_argument("--process", default="hawkes5", help="for example: what `glissando corpora hawkes` lists")
+    listed = "; ".join(f"{name}, a {process.about}" for name, process in PROCESSES.items())
+    parser.add_argument("--process", default="hawkes5", help=f"for example: {listed}")
     parser.common = _COMMON
     return parser
 

@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
 
 import numpy as np
 
-from glissando.events.processes import PROCESSES, Hawkes, Truth, process_of
+from glissando.events.processes import Hawkes, Truth, process_of
 
 #: columns with the log-likelihood of the truth, which `glissando events evaluate` compares with the model's
 TRUTH_TIME, TRUTH_KIND, TRUTH_END = "truth_time", "truth_kind", "truth_end"
 #: digits after the point that times are written with
 _DIGITS = 6
-#: series of which `glissando corpora hawkes` takes the truth
-_SHOWN = 40
 
 
 def drawn(process: Hawkes, count: int, seed: int) -> Iterator[tuple[np.ndarray, np.ndarray, Truth]]:
@@ -39,25 +36,3 @@ def table(name: str, count: int, seed: int = 0) -> str:
             letter = chr(ord("a") + k)
             lines.append(f"{number},{t:.{_DIGITS}f},{letter},{process.end:g},{at:.6f},{of:.6f},{truth.end:.6f}")
     return "\n".join(lines) + "\n"
-
-
-def describe() -> dict[str, Any]:
-    """What there is, and the truth's log-likelihood of a sample of each."""
-    columns = {}
-    for name, process in PROCESSES.items():
-        series = list(drawn(process, _SHOWN, 0))
-        events = sum(len(times) for times, *_ in series)
-        time, kind, end = (
-            sum(float(np.sum(part)) for part in parts) / events
-            for parts in zip(*((truth.time, truth.kind, truth.end) for *_, truth in series), strict=True)
-        )
-        columns[name] = (
-            f"{process.about}; about {events // _SHOWN} events a series; the truth has {time + kind + end:.3f} nats an "
-            f"event ({time + end:.3f} of the time, {kind:.3f} of the kind)"
-        )
-    return columns
-
-
-def sample() -> list[str]:
-    """The first lines of a table."""
-    return table("hawkes5", 1).splitlines()[:6]
