@@ -22,6 +22,11 @@ MODEL = {
     "transformer-plus-nano": "orange", "liquid-ssm-nano": "grey", "delta-nano": "violet",
 }  # fmt: skip
 
+#: of the models of research/forgetting.py
+FORGETFUL = {
+    "delta-wide-far": "red", "delta-far": "orange", "delta-wide": "violet", "spectral-delta": "green",
+    "delta": "blue", "window": "ink", "spectral": "grey", "liquid": "grey",
+}  # fmt: skip
 
 _CONTEXTS = {256: "256", 1024: "1,024", 4096: "4,096", 16384: "16,384"}
 #: the entropy of the 128 held-out stories, in bits per byte: tests tie it to the code
@@ -365,11 +370,7 @@ def forgetting() -> str:
         if row["others"] == "64":
             middle = math.sqrt(float(row["from"]) * float(row["below"]))
             curves.setdefault(row["model"], []).append((middle, 100 * float(row["accuracy"])))
-    colours = {
-        "delta-wide-far": "red", "delta-far": "orange", "delta-wide": "violet", "spectral-delta": "green",
-        "delta": "blue", "window": "ink", "spectral": "grey", "liquid": "grey",
-    }  # fmt: skip
-    for place, (name, colour) in enumerate(colours.items(), 1):
+    for place, (name, colour) in enumerate(FORGETFUL.items(), 1):
         chart.line(curves[name], colour)
         for point in curves[name]:
             chart.mark(*point, colour, 3)
@@ -380,11 +381,39 @@ def forgetting() -> str:
     return chart.svg()
 
 
+def remembered() -> str:
+    """Bits of 65 facts that a state holds against its bytes."""
+    chart = Chart(
+        "What a state remembers of 65 facts",
+        "Bits held by states of eight models, 10,000 and 100,000 tokens after the fact.",
+        ("bytes of state", {3e3: "3,000", 1e4: "10,000", 3e4: "30,000", 1e5: "100,000", 3e5: "300,000"}),
+        ("bits held from 10,000 tokens (dots), from 100,000 (rings)", ticks(0, 100, 200, 300, 390)),
+        (1.7e3, 5e5),
+        (-90, 425),
+        "x",
+        height=330,
+    )
+    chart.line([(1.7e3, 390), (5e5, 390)], "red", 1.5, ' stroke-dasharray="5 4"')
+    chart.label(1.8e3, 390, "all: 65 facts of 6 bits", "red", by=(0, 17))
+    places = {
+        "delta-wide-far": (9, -7), "delta-far": (9, 5), "delta-wide": (-9, 5), "spectral-delta": (-9, 5),
+        "delta": (9, 5), "window": (-9, 4), "spectral": (9, -6), "liquid": (9, 15),
+    }  # fmt: skip
+    held = {(row["model"], row["from"]): row for row in rows("forgetting") if row["others"] == "64"}
+    for name, (x, y) in places.items():
+        size, colour = float(held[name, "10000"]["state_bytes"]), FORGETFUL[name]
+        near, far = (float(held[name, start]["bits_held"]) for start in ("10000", "100000"))
+        chart.mark(size, near, colour, 4)
+        chart.ring(size, far, colour, 4)
+        chart.label(size, near, name, colour, "start" if x > 0 else "end", (x, y))
+    return chart.svg()
+
+
 PICTURES: dict[str, Callable[[], str]] = {
     draw.__name__.replace("_", "-"): draw
     for draw in (
         learning_curves, state_size, milliseconds, parts, laws, leaking_state, flow, forecast, hazard, kernels, dial,
-        dial_baselines, growth, forgetting,
+        dial_baselines, growth, forgetting, remembered,
     )
 }  # fmt: skip
 
