@@ -47,6 +47,7 @@ SET, GET, KEYS, VALUES, FILLERS = 1, 2, 65, 64, 64
 FIRST_KEY, FIRST_VALUE, FIRST_FILLER, VOCABULARY = np.cumsum([3, KEYS, VALUES, FILLERS]).tolist()
 OTHERS = (4, 16, 64)  # k
 LENGTH, SHORTEST, LONGEST, CHUNK = 2_000_000, 100, 10**6, 4096  # of a stream that is scored
+DECADES = [10**power for power in range(2, 7)]
 
 
 class Stream(NamedTuple):
@@ -179,8 +180,10 @@ def configuration(name: str, runs: Path, changes: dict[str, Any]) -> RunConfig:
 
 
 @torch.no_grad()
-def remembered(model: glissando.LanguageModel, length: int, longest: int = LONGEST) -> list[dict[str, Any]]:
-    """A row for each k and decade of distances: a stream of each k is read once, side by side, with carried states."""
+def remembered(
+    model: glissando.LanguageModel, length: int, longest: int = LONGEST, edges: Sequence[int] = DECADES
+) -> list[dict[str, Any]]:
+    """A row for each k and two edges of distances. A stream of each k is read once, side by side, carrying states."""
     texts = [stream(length, others, SHORTEST, longest, 0, 3, others) for others in OTHERS]
     ids = torch.from_numpy(np.stack([text.ids for text in texts]))
     state: Any = model.init_state(len(texts))
@@ -195,7 +198,7 @@ def remembered(model: glissando.LanguageModel, length: int, longest: int = LONGE
                 scores[row][:, inside] = (logits.argmax(-1) == values)[0], token_losses(logits, values)[0]
     size, rows = state_bytes(state) // len(texts), []
     for others, text, (hits, nats) in zip(OTHERS, texts, scores, strict=True):
-        for low, below in pairwise(10**power for power in range(2, 7)):
+        for low, below in pairwise(edges):
             chosen = (low <= text.distance) & (text.distance < below)
             if chosen.any():
                 bits = math.log2(VALUES) - nats[chosen].mean() / math.log(2)
@@ -212,6 +215,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     add = parser.add_argument
     add("--out", type=Path, help="runs; one that is there is gone on with, or read (default: a temporary directory)")
     add("--models", nargs="+", choices=MODELS, default=list(MODELS), metavar="NAME", help=f"of {', '.join(MODELS)}")
+    add("--edges", type=int, nargs="+", default=DECADES, metavar="TOKENS", help="of the distances (default: decades)")
     add("--quick", action="store_true", help="two steps of short rows, and streams of 6,000 tokens")
     o = parser.parse_args(arguments)
     out = o.out or Path(tempfile.mkdtemp())
@@ -222,7 +226,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         resume(run) if run.exists() else train(configuration(model, out, changes), run)
         trained = glissando.load(run).eval()
         about = {"model": model, "parameters": trained.num_parameters()}
-        new = pd.DataFrame([about | row for row in remembered(trained, 6_000 if o.quick else LENGTH)])
+        length = 6_000 if o.quick else LENGTH
+        new = pd.DataFrame([about | row for row in remembered(trained, length, edges=o.edges)])
         print(new.to_string(index=False))
         record = out / "forgetting.csv"
         if record.is_file():

@@ -71,8 +71,14 @@ def test_a_model_without_knowledge_remembers_nothing_and_pays_for_every_token(tm
 
 
 def test_the_program(tmp_path):
-    for models in (["spectral", "window"], ["spectral"]):  # the second reads the run again
+    for models in (["spectral", "window"], ["spectral", "--edges", "100", "400", "6000"]):  # the second reads again
         forgetting.main(["--quick", "--out", str(tmp_path), "--models", *models])
     rows = list(csv.DictReader((tmp_path / "forgetting.csv").read_text().splitlines()))
     assert {row["model"] for row in rows} == {"spectral", "window"}
     assert len({(row["model"], row["others"], row["from"]) for row in rows}) == len(rows)
+    counts = {"spectral": {}, "window": {}}
+    for row in rows:
+        counts[row["model"]].setdefault((row["from"], row["below"]), []).append(int(row["answers"]))
+    assert set(counts["spectral"]) == {("100", "400"), ("400", "6000")}
+    assert set(counts["window"]) == {("100", "1000"), ("1000", "10000")}
+    assert sum(map(sum, counts["spectral"].values())) == sum(map(sum, counts["window"].values()))
