@@ -50,7 +50,7 @@ _FURTHER: dict[str, dict[str, Any]] = {
         "default": 0,
         "metavar": "N",
         "help": "read up to N tokens ahead where the last three occurred earlier in the text; the text stays the same, "
-        "and comes faster where it repeats itself",
+        "and comes faster where it repeats itself much, slower where it does not",
     },
 }
 
