@@ -21,7 +21,7 @@ from glissando.events.forecast import predict
 from glissando.events.options import EventsData
 from glissando.events.stream import observe, what_comes
 from glissando.events.task import EventRun, build, prepare
-from glissando.live import Live
+from glissando.series.live import Live
 from glissando.serving.events import EventServer
 
 #: columns of the log, and a second table

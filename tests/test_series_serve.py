@@ -21,8 +21,8 @@ from test_series_forecast import trained, visits
 
 from glissando.cli import main
 from glissando.errors import DataError
-from glissando.live import Seal
 from glissando.series.forecast import SeriesRun, predict, probabilities
+from glissando.series.live import Seal
 from glissando.series.stream import observe
 from glissando.serving.schema import ObserveBody
 from glissando.serving.series import SeriesServer

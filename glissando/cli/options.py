@@ -338,7 +338,7 @@ def _threads(text: str) -> int | None:
     return count
 
 
-def choose_threads(options: Options, rows: int, width: int, before: int | None = None) -> None:
+def choose_threads(options: argparse.Namespace, rows: int, width: int, before: int | None = None) -> None:
     """Compute with as many threads as --threads says, else as `glissando.threads.use_threads` finds; says what was
     measured. A model on an accelerator leaves the number as it is, unless --threads says it."""
     from glissando.threads import use_threads

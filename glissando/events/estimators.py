@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Self
 
-from glissando.estimator import Estimator, typed
 from glissando.events.answers import predicted
 from glissando.events.forecast import predict, sample
 from glissando.events.model import EventConfig
 from glissando.events.task import EventRun, EventsRunConfig
+from glissando.series.table_estimator import Estimator, typed
 
 
 class EventForecaster(Estimator):

@@ -30,7 +30,7 @@ from glissando.mixers.liquid.scan import require_time
 from glissando.series.anchor import logarithm
 from glissando.series.history import Past, history
 from glissando.series.model import Sizes
-from glissando.tables import TableModel, filled, require_shapes
+from glissando.series.table_model import TableModel, filled, require_shapes
 
 #: harmonics of the day and of the week that are read
 _HARMONICS = 2

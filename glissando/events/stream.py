@@ -15,7 +15,7 @@ from glissando.events.batches import Steps
 from glissando.events.log import NONE, EventLog
 from glissando.events.sample import Ahead, ahead
 from glissando.events.task import EventRun, moved
-from glissando.live import Live, out_of_order, since
+from glissando.series.live import Live, out_of_order, since
 
 #: usual names of the columns of series and kinds, where the table of the training has none
 _SERIES = "series"

@@ -16,7 +16,7 @@ from glissando.events.options import EventsData
 from glissando.events.reading import read_events
 from glissando.runs import Run
 from glissando.series.history import Past
-from glissando.tables import TableRun
+from glissando.series.table_model import TableRun
 from glissando.training.table import TableRunConfig, TableTask, with_sizes
 from glissando.training.task import Loss
 
@@ -117,7 +117,7 @@ class EventsTask(TableTask):
     """The negative log-likelihood of waits and kinds, over the number of events and of ends of observation."""
 
     columns = ("valid_time", "valid_kind")
-    _call, _model = call, EventModel
+    _call, _model = staticmethod(call), EventModel
 
     def _built(self) -> EventModel:
         return build(self.config.model, self.encoding, self.prepared.scales)

@@ -21,8 +21,8 @@ trains, streams, serves and is compared all the same, and what is missing is nam
                                     which was built from these options; `width` lifts x
     silenced()                      the parameters that its output is linear in: zeros there silence it
     begin_like(other)               copy from the same mixer of another layer what a new one cannot know by itself
-    calibrate(now)                  set from data, before a step, what gradients do not train; whether it did: see
-                                    glissando.training.calibration
+    calibrate(now)                  set from data, before a step, what gradients do not train, by a Moment; whether it
+                                    did
     observed, observe(x, ctx)       names, and a number () for each: columns of the training log, means over layers; of
                                     NAME/first the first layer's
     warnings(row)                   what is wrong with a row of the log, by kind: (category, message)
@@ -34,6 +34,7 @@ trains, streams, serves and is compared all the same, and what is missing is nam
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
 
@@ -155,6 +156,22 @@ class Mixer(nn.Module, ABC):
             return EMPTY
         require_accepted(ctx, self.accepts, f"mixer {type(self).__name__}")
         return ctx
+
+
+class Moment(NamedTuple):
+    """What a mixer may ask before a training step.
+
+    step       steps that are done
+    restarted  whether this process has taken none of them
+    mixers     those of the mixer's class, in the order of the layers; the first is asked to calibrate all of them
+    measure    of a `method(x, ctx)`: what it returns of the first mixer's input, as one array (N,) over the next step's
+               batch: the rows of all processes and micro-batches, so that how a step is parted changes nothing
+    """
+
+    step: int
+    restarted: bool
+    mixers: list[Any]
+    measure: Callable[[Callable[[Tensor, Context], Tensor]], Any]
 
 
 class Picture(NamedTuple):

@@ -10,11 +10,11 @@ from typing import Any, ClassVar, Self
 import numpy as np
 
 from glissando.errors import ConfigError, DataError, InputError
-from glissando.estimator import Estimator, typed
 from glissando.series import tables
 from glissando.series.answers import answers
 from glissando.series.forecast import SeriesRun, predict, probabilities
 from glissando.series.model import SeriesConfig
+from glissando.series.table_estimator import Estimator, typed
 from glissando.series.task import SeriesRunConfig, windows_of
 
 

@@ -21,9 +21,9 @@ from glissando.series.model import SeriesModel
 from glissando.series.options import SeriesData
 from glissando.series.panel import Encoding, Panel
 from glissando.series.reading import read_panel
+from glissando.series.table_model import TableRun
 from glissando.series.task import windows_of
 from glissando.storage import write_atomic
-from glissando.tables import TableRun
 
 
 @dataclass(frozen=True)

@@ -29,7 +29,7 @@ from glissando.series.anchor import Anchor, Facts, logarithm
 from glissando.series.heads import LEVELS, Head, make_head
 from glissando.series.history import Own, Past, by_own_past, history
 from glissando.series.horizon import HorizonHead
-from glissando.tables import TableModel, require_shapes
+from glissando.series.table_model import TableModel, require_shapes
 
 #: sizes of categories, each with 0 for a missing one and 1 for an unknown one
 Sizes = list[Annotated[int, Field(ge=2)]]

@@ -10,9 +10,9 @@ from torch import Tensor
 
 from glissando.backbone import ModelState
 from glissando.errors import DataError
-from glissando.live import Live, out_of_order, since
 from glissando.series.asking import step_inputs
 from glissando.series.forecast import SeriesRun
+from glissando.series.live import Live, out_of_order, since
 from glissando.series.panel import Panel
 
 

@@ -89,7 +89,7 @@ class SeriesTask(TableTask):
     """The head's loss in units of the target's deviation, or the cross-entropy of a class, summed over what is scored:
     of a forecast, over the observed channels of the next step and of one more."""
 
-    _call, _model = call, SeriesModel
+    _call, _model = staticmethod(call), SeriesModel
 
     def __init__(self, config: SeriesRunConfig, prepared: Prepared) -> None:
         targets, forecasts = prepared.encoding.target, prepared.train.targets is not None

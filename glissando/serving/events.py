@@ -10,7 +10,7 @@ import torch
 from glissando.errors import NotFiniteError
 from glissando.events.stream import observe, what_comes
 from glissando.events.task import EventRun
-from glissando.live import Live
+from glissando.series.live import Live
 from glissando.serving.schema import BadRequestError, EventsBody
 from glissando.serving.tables import TableServer
 

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from glissando.errors import NotFiniteError, nearest
-from glissando.live import Live
 from glissando.series.forecast import SeriesRun
+from glissando.series.live import Live
 from glissando.series.panel import Clock
 from glissando.series.stream import observe
 from glissando.serving.schema import BadRequestError, ObserveBody, StateBody

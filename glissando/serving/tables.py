@@ -26,14 +26,14 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from glissando.errors import GlissandoError, NotFiniteError
-from glissando.live import Live, Seal
 from glissando.machine import readable
+from glissando.series.live import Live, Seal
+from glissando.series.table_model import TableRun
 from glissando.serving.http import application, configuration, route
 from glissando.serving.limits import Limits
 from glissando.serving.schema import MOST_TIMES, BadRequestError, StateBody, read_body
 from glissando.serving.session import ModelFailedError, TooLargeError
 from glissando.state import leaves, state_bytes
-from glissando.tables import TableRun
 
 #: bytes of an entry and of each of its tensors, beside their numbers
 _ENTRY, _TENSOR = 1024, 512

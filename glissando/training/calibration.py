@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -13,42 +13,10 @@ from glissando.data.base import Batch
 from glissando.evaluation.observe import show
 from glissando.evaluation.scoring import accepted_control, to_device
 from glissando.mixers import Context, Mixer
+from glissando.mixers.base import Moment
 from glissando.sharding import all_gathered
 from glissando.training.hook import Hook
 from glissando.training.loop import Loop
-
-
-@dataclass(frozen=True)
-class Moment:
-    """What a mixer may ask before a step.
-
-    step       steps that are done
-    restarted  whether this process has taken none of them
-    mixers     those of the mixer's class, in the order of the layers; the first is asked to calibrate all of them
-    """
-
-    step: int
-    restarted: bool
-    mixers: list[Any]
-    loop: Loop
-    batches: list[Batch]
-
-    def measure(self, method: Callable[[Tensor, Context], Tensor]) -> Any:
-        """What the first mixer's `method(x, ctx)` returns of its input, as one array (N,) over the batch of the next
-        step: the rows of all processes and micro-batches, so that it does not depend on how a step is parted."""
-        model, parts = self.loop.model, []
-        for batch in self.batches:
-            seen: list[Tensor] = []
-
-            def note(mixer: Mixer, x: Tensor, ctx: Context, seen: list[Tensor] = seen) -> None:
-                if not seen:  # a block that is applied again sees other vectors
-                    seen.append(method(x, ctx))
-
-            rows = to_device(batch, self.loop.fabric.device)
-            with self.loop.fabric.autocast():
-                show(model, self.mixers[:1], note, rows.ids, rows.mask, accepted_control(model, rows))
-            parts.append(seen[0].flatten().cpu().numpy())
-        return np.concatenate(all_gathered(np.concatenate(parts), self.loop.fabric.world_size))
 
 
 class Calibration(Hook):
@@ -62,7 +30,7 @@ class Calibration(Hook):
         mixers: list[Any] = _calibrated(loop)
         for kind in dict.fromkeys(map(type, mixers)):
             alike: list[Any] = [mixer for mixer in mixers if type(mixer) is kind]
-            now = Moment(loop.state.step, restarted, alike, loop, batches)
+            now = Moment(loop.state.step, restarted, alike, partial(_measured, loop, batches, alike[0]))
             with loop.clock.aside():
                 self.count += bool(alike[0].calibrate(now))
 
@@ -82,3 +50,22 @@ class Calibration(Hook):
 
 def _calibrated(loop: Loop) -> list[Any]:
     return [m for m in loop.model.modules() if isinstance(m, Mixer) and hasattr(m, "calibrate")]
+
+
+def _measured(
+    loop: Loop, batches: list[Batch], mixer: Mixer, method: Callable[[Tensor, Context], Tensor]
+) -> np.ndarray:
+    """What `method(x, ctx)` returns of the mixer's input, (N,) over the batches of all processes."""
+    parts = []
+    for batch in batches:
+        seen: list[Tensor] = []
+
+        def note(mixer: Mixer, x: Tensor, ctx: Context, seen: list[Tensor] = seen) -> None:
+            if not seen:  # a block that is applied again sees other vectors
+                seen.append(method(x, ctx))
+
+        rows = to_device(batch, loop.fabric.device)
+        with loop.fabric.autocast():
+            show(loop.model, [mixer], note, rows.ids, rows.mask, accepted_control(loop.model, rows))
+        parts.append(seen[0].flatten().cpu().numpy())
+    return np.concatenate(all_gathered(np.concatenate(parts), loop.fabric.world_size))

@@ -116,7 +116,7 @@ class TableTask(Task):
         if not saved:
             self._begin(model)
         with torch.no_grad():  # what does not fit together is found before anything is made
-            type(self)._call(model, self.prepared.train.batch(np.arange(1)))
+            self._call(model, self.prepared.train.batch(np.arange(1)))
         return model
 
     def batches(self, split: Split, step: int = 0, shard: Shard = WHOLE) -> Iterator[Any]:

@@ -15,10 +15,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from glissando.errors import TrainingError
+from glissando.mixers.base import Moment
 
 if TYPE_CHECKING:
-    from glissando.training.calibration import Moment
-
     from .layer import Tau
 
 

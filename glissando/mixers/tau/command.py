@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+from argparse import Namespace
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from glissando.cli.options import Options, Parser, add_threads_option, choose_threads, parse, whole
 from glissando.errors import ConfigError, unknown_name
 
 if TYPE_CHECKING:
@@ -36,6 +36,8 @@ _DETAILS = tuple(dict.fromkeys(name for names in SOURCES.values() for name in na
 
 def main(arguments: Sequence[str]) -> None:
     """Build a Laplacian and save it, or show a saved one."""
+    from glissando.cli.options import Parser, add_threads_option, parse, whole
+
     parser = Parser("laplacian", "Build a graph over features for a Tauformer, or show one.", EXAMPLE, USAGE)
     parser.add_argument("action", help="build, or show")
     parser.add_argument("file", nargs="?", help="for show: the file")
@@ -54,13 +56,15 @@ def main(arguments: Sequence[str]) -> None:
     print(build(options) if options.action == "build" else show(options), flush=True)
 
 
-def build(options: Options) -> str:
+def build(options: Namespace) -> str:
     """Makes the file; what was made of what, in two lines."""
     source = _source(options)
     if options.file is not None:
         raise ConfigError(f"build takes no file, got {options.file}; name the one to write with --out")
     if options.out is None:
         raise ConfigError("--out is missing: name the file to write, such as --out domain.safetensors")
+    from glissando.cli.options import choose_threads
+
     from . import laplacian as graphs
 
     options.out = str(Path(options.out).expanduser())
@@ -73,7 +77,7 @@ def build(options: Options) -> str:
     return f"written: {options.out}, {len(laplacian)} nodes, {n_edges} edges\n{listed}"
 
 
-def show(options: Options) -> str:
+def show(options: Namespace) -> str:
     """A saved Laplacian in figures, one a line."""
     if extra := _given(options, (*SOURCES, *_DETAILS, "size", "out")):
         raise ConfigError(f"show takes a file alone; leave out --{', --'.join(extra)}")
@@ -105,7 +109,7 @@ def _figures(laplacian: Tensor) -> dict[str, str]:
     return figures | {"largest eigenvalue": f"{float(eigenvalues[-1]):.4g}"}
 
 
-def _source(options: Options) -> str:
+def _source(options: Namespace) -> str:
     """The one source that is given. Raises ConfigError for none, several, and an option that it has no use for."""
     sources = _given(options, SOURCES)
     choice = ", ".join(f"--{name}" for name in SOURCES)
@@ -120,7 +124,7 @@ def _source(options: Options) -> str:
     return source
 
 
-def _graph(source: str, options: Options) -> tuple[Tensor, dict[str, str]]:
+def _graph(source: str, options: Namespace) -> tuple[Tensor, dict[str, str]]:
     """The Laplacian, of the requested size, and its description."""
     from .laplacian import from_embeddings, normalise, project
 
@@ -131,11 +135,11 @@ def _graph(source: str, options: Options) -> tuple[Tensor, dict[str, str]]:
     return normalise(laplacian if options.size is None else project(laplacian, options.size)), about
 
 
-def _given(options: Options, names: Iterable[str]) -> list[str]:
+def _given(options: Namespace, names: Iterable[str]) -> list[str]:
     return [name for name in names if getattr(options, name) is not None]
 
 
-def _embed(source: str, options: Options) -> tuple[Tensor, Tensor | None, dict[str, str]]:
+def _embed(source: str, options: Namespace) -> tuple[Tensor, Tensor | None, dict[str, str]]:
     """Embeddings (n, F), how often each row counts, and their description: names of files, never their folders."""
     if source == "embeddings":
         path = Path(options.embeddings)
@@ -143,7 +147,7 @@ def _embed(source: str, options: Options) -> tuple[Tensor, Tensor | None, dict[s
     return _embed_corpus(options)
 
 
-def _embed_corpus(options: Options) -> tuple[Tensor, Tensor, dict[str, str]]:
+def _embed_corpus(options: Namespace) -> tuple[Tensor, Tensor, dict[str, str]]:
     from glissando.data.tokenizers import train_bpe
 
     from .laplacian import token_embeddings_from_corpus
@@ -163,7 +167,7 @@ def _embed_corpus(options: Options) -> tuple[Tensor, Tensor, dict[str, str]]:
     return vectors, counts, {"source": name, "tokenizer": kind, "tokens": str(int(counts.sum()))}
 
 
-def _corpus(options: Options) -> Corpus:
+def _corpus(options: Namespace) -> Corpus:
     """Text to count in, of which the held-out part stays unseen."""
     from glissando.data.corpora import CORPORA, TextOptions, build_corpus
     from glissando.data.textfile import check_text, open_file

@@ -20,9 +20,9 @@ from glissando.backbone import ModelState
 from glissando.config import to_dict
 from glissando.errors import DataError
 from glissando.series.panel import Clock
+from glissando.series.table_model import TableRun
 from glissando.state import leaf_names, leaves, map_state
 from glissando.state_files import digest
-from glissando.tables import TableRun
 
 
 class Live(NamedTuple):
