@@ -319,6 +319,15 @@ def test_what_a_state_cannot_do_is_refused():
         with pytest.raises(ConfigError, match=rf"back by 3 tokens, .* start with GlissandoCache\(rewind={rewind}\)"):
             model.generate(torch.tensor(PROMPTS[:1]), past_key_values=short, max_new_tokens=3, **ahead)
         assert short.state is None
+    assistant, options = wrapped(STATES[0]), {"max_new_tokens": 3, "eos_token_id": None}
+    for schedule in ("heuristic", "heuristic_transient"):  # transformers reads it of the assistant alone
+        assistant.generation_config.num_assistant_tokens_schedule = schedule
+        with pytest.raises(ConfigError, match=f"'{schedule}' of the assistant's .* ever further ahead"):
+            model.generate(torch.tensor(PROMPTS[:1]), assistant_model=assistant, **options)
+    assistant.generation_config.num_assistant_tokens_schedule = "constant"
+    assistant.generation_config.num_assistant_tokens = 70
+    with pytest.raises(ConfigError, match=r"back by 40 tokens, and 70 are read .* GlissandoCache\(rewind=70\)"):
+        model.generate(torch.tensor(PROMPTS[:1]), assistant_model=assistant, **options)
     with pytest.raises(ConfigError, match=r"vocabulary of 37 cannot be resized to 40: .* vocab"):
         model.resize_token_embeddings(pad_to_multiple_of=8)
     assert model.resize_token_embeddings(37) is model.get_input_embeddings()

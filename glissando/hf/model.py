@@ -137,17 +137,26 @@ class GlissandoForCausalLM(GlissandoPreTrainedModel, GenerationMixin):
         if isinstance(cache, GlissandoCache) and ahead:
             cache.reserve(ahead)
 
+    def _get_candidate_generator(self, **parts: Any) -> Any:
+        """What reads ahead. Raises ConfigError for an assistant that reads further than the cache can go back."""
+        if (assistant := parts.get("assistant_model")) is not None:
+            c = assistant.generation_config
+            if str(c.num_assistant_tokens_schedule).startswith("heuristic"):
+                raise ConfigError(
+                    f"num_assistant_tokens_schedule {c.num_assistant_tokens_schedule!r} of the assistant's "
+                    "generation_config reads ever further ahead, and a state goes back as far as was said at the "
+                    "start: use 'constant'"
+                )
+            if isinstance(cache := parts["model_kwargs"].get("past_key_values"), GlissandoCache):
+                cache.reserve(int(c.num_assistant_tokens or 1))
+        return super()._get_candidate_generator(**parts)
+
 
 def _read_ahead(generation_config: Any, modes: tuple[Any, ...]) -> int:
     """How many columns are read ahead of what is known to be right."""
     if GenerationMode.ASSISTED_GENERATION not in modes and not generation_config.is_assistant:
         return 0
     c = generation_config
-    if str(c.num_assistant_tokens_schedule).startswith("heuristic"):
-        raise ConfigError(
-            "num_assistant_tokens_schedule 'heuristic' reads ever further ahead, and a state goes back as far as was "
-            "said at the start: use 'constant'"
-        )
     return int(c.prompt_lookup_num_tokens or c.num_assistant_tokens or 1)
 
 
