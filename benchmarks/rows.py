@@ -71,6 +71,7 @@ ROWS: dict[str, Callable[[int], Row]] = {
         for case in ("transformer", "liquid")
         for n in (1024, 4096, 16384)
     },
+    "serving-memory": serving.memory,
     "serving-transformers": serving.against_transformers,
     **{f"threads-busy-{purpose}": partial(threads.busy, purpose) for purpose in threads.PURPOSES},
     **{f"threads-spinning-{purpose}": partial(threads.against_spinning, purpose) for purpose in threads.PURPOSES},

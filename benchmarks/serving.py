@@ -247,5 +247,26 @@ def prefix(case: str, length: int, rounds: int) -> Row:
     return Row(name, reused, whole, "ms", ratio, "none", True, "whole prompt")
 
 
+def memory(rounds: int) -> Row:
+    """MiB at the server's peak above what it holds with the model alone: 32 answers behind one prompt of 16,384.
+
+    A process is measured once, whatever `rounds` is.
+    """
+    model, length = LanguageModel.from_preset("transformer-nano"), 16_384
+    prompt = torch.randint(97, 123, (length,), generator=torch.Generator().manual_seed(0)).tolist()
+    with _served(model, "auto", 256, "--max_prompt", str(length + 1)) as port:
+        _post(port, {"prompt": "a", "max_tokens": 2})  # what every answer needs is there
+        before = _status_mib(port, "VmRSS")
+        _post(port, {"prompt": prompt, "n": _TEXTS, "max_tokens": 64, "logit_bias": {"0": -100}})
+        peak = _status_mib(port, "VmHWM") - before
+    return Row("32 answers behind 16,384 tokens", peak, None, "MiB", None, "under 400", peak < 400)
+
+
+def _status_mib(port: int, name: str) -> float:
+    """A line of the server's process's status on Linux: VmRSS, what it holds now, or VmHWM, the most it ever held."""
+    lines = Path(f"/proc/{_PROCESSES[port]}/status").read_text("utf-8").splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith(name)) / 1024
+
+
 if __name__ == "__main__":
     print(_clients(int(sys.argv[1]), int(sys.argv[2]), sys.argv[3] == "1", int(sys.argv[4])))

@@ -282,6 +282,9 @@ class Engine:
         """Give freed memory back to the system: once it may be much, and now and then while large states come."""
         self.batches = [batch for batch in self.batches if batch.sessions]
         self._steps += 1
+        # A prompt's caches leave behind, as they grow, the smaller ones that they were.
+        if self._steps % 4 == 0 and any(reading.done >= 4 * self.chunk for reading in self.reading):
+            return_freed_memory()
         if self.batches and self._steps % 16:
             return
         used = self.used
