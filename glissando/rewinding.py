@@ -171,7 +171,7 @@ def rewound(model: Any, state: State, count: int) -> State:
         return state
     if any(map(_drops_out, model.modules())):
         raise InputError("going back reads columns again, and dropout would make that another state: call model.eval()")
-    furthest, row = (int(found) for found in trail.ages[:, 0].min(0))
+    furthest, row = (int(value) for value in trail.ages[:, 0].min(0))
     if count > furthest:
         fix = f"start from model.init_state(batch_size, rewind={count})"
         if count > (tokens := int(state.position[row])):
