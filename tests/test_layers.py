@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from glissando.evaluation.observe import layer_numbers, looks
+from glissando.evaluation.observe import layer_numbers, pictures_of
 from glissando.mixers.attention import Attention
 from glissando.mixers.spectral import Spectral
 from glissando.model import LanguageModel
@@ -31,6 +31,6 @@ def test_applications_are_counted_where_a_block_is_applied_again():
 
 
 def test_looks_name_the_layers_of_a_mixed_stack(mixed):
-    result = {look["name"]: look for look in looks(mixed, torch.arange(12).unsqueeze(0))}
+    result = {look["name"]: look for look in pictures_of(mixed, torch.arange(12).unsqueeze(0))}
     assert result["decay_times"]["rows"] == ["layer 1", "layer 3", "layer 4"]
     assert len(result["decay_times"]["values"]) == 3

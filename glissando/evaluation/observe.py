@@ -71,7 +71,7 @@ def observe(
 
 
 @torch.no_grad()
-def looks(model: Backbone, ids: Tensor, control: Tensor | None = None) -> list[Look]:
+def pictures_of(model: Backbone, ids: Tensor, control: Tensor | None = None) -> list[Look]:
     """What is particular to a model, over ids (1, T) in evaluation mode: pictures of its mixers and depth, tables of
     rows by tokens; [] for plain attention."""
     mixers = [m for m in model.modules() if isinstance(m, Mixer) and hasattr(m, "pictures")]

@@ -14,7 +14,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from glissando.depth import DEPTHS
-from glissando.evaluation.observe import looks
+from glissando.evaluation.observe import pictures_of
 from glissando.mixers import MIXERS
 from glissando.serving.answers import token_text
 from glissando.serving.http import route
@@ -98,7 +98,7 @@ def _look(served: Served, ids: Sequence[int], control: tuple[float, ...] | None)
     device = model.embedding.weight.device
     values = None if control is None else model.embedding.weight.new_tensor([control])
     with served.viewing:
-        entries = looks(model, torch.tensor([ids], device=device), values)
+        entries = pictures_of(model, torch.tensor([ids], device=device), values)
     if not all(math.isfinite(value) for look in entries for row in look["values"] for value in row):
         under = "" if control is None else f", under the control {control}"
         raise ModelFailedError(f"the model's values for this text are not finite{under}")
