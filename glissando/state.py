@@ -120,7 +120,7 @@ def zeros_position(batch_size: int, device: torch.device | None) -> Tensor:
     return torch.zeros(batch_size, dtype=torch.int64, device=device)
 
 
-def joined(states: Sequence[State]) -> State:
+def join_states(states: Sequence[State]) -> State:
     """The rows of all states; a single state is large behind a long prompt, and is not copied."""
     return states[0] if len(states) == 1 else join_rows(*states)
 

@@ -347,7 +347,7 @@ class Builder:
         return dst
 
     def finish(self, logits: int, state: Any) -> Program:
-        def joined(kind: int, parts: Sequence[Any]) -> Any:
+        def concatenated(kind: int, parts: Sequence[Any]) -> Any:
             whole = aligned(sum(map(len, parts)) + 1, _STORED[kind])
             return np.concatenate([*parts, np.zeros(1, _STORED[kind])], out=whole)
 
@@ -365,9 +365,9 @@ class Builder:
         return Program(
             table,
             np.array([*self._numbers, 0.0]),
-            joined(0, self._weights),
-            joined(1, self._matrices[0]),
-            joined(2, self._matrices[1]),
+            concatenated(0, self._weights),
+            concatenated(1, self._matrices[0]),
+            concatenated(2, self._matrices[1]),
             registers, self.fixed + GROUP, self.exact, self.slots, self.half_slots, self.exact_slots,
             int(result), state,
         )  # fmt: skip

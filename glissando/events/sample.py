@@ -163,9 +163,9 @@ def futures(
     for begin in range(0, len(rows), _ROWS):
         chosen = slice(begin, begin + _ROWS)
         parts.append(_drawn(model, present.rows(rows[chosen]), number[chosen], horizon, generator, most))
-    joined = Futures(*(np.concatenate(part) for part in zip(*parts, strict=True)))
-    order = np.lexsort((joined.kind, joined.time, joined.future, joined.series))
-    return Futures(*(part[order] for part in joined))
+    events = Futures(*(np.concatenate(part) for part in zip(*parts, strict=True)))
+    order = np.lexsort((events.kind, events.time, events.future, events.series))
+    return Futures(*(part[order] for part in events))
 
 
 def _drawn(

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from glissando.events.baselines import Floats, Observed, Predicted, baselines
-from glissando.series.scores import SHARE, Bootstrap, figures_table, joined
+from glissando.series.scores import SHARE, Bootstrap, figures_table, in_words
 
 #: the row of what is known to be true
 TRUTH = "truth"
@@ -77,9 +77,9 @@ class Score(NamedTuple):
     def headline(self) -> str:
         """Whether the model is worth keeping, and how far it is from the truth."""
         if self.worse:
-            line = f"THE MODEL IS NO BETTER than {joined(self.worse)}: train longer or on more data."
+            line = f"THE MODEL IS NO BETTER than {in_words(self.worse)}: train longer or on more data."
         else:
-            line = f"The model is better than {joined([who for who in self.figures if who not in ('model', TRUTH)])}."
+            line = f"The model is better than {in_words([who for who in self.figures if who not in ('model', TRUTH)])}."
         if TRUTH in self.figures:
             row = self.figures[TRUTH]
             between = (

@@ -26,30 +26,30 @@ def short_conv(
     require_shapes("short_conv", weight=(weight, (x.shape[-1], weight.shape[-1])))
     if past is not None:
         require_shapes("short_conv", past=(past, (x.shape[0], weight.shape[1] - 1, x.shape[2])))
-    joined = F.pad(x, (0, 0, weight.shape[1] - 1, 0)) if past is None else torch.cat([past, x], 1)
-    if not use_numba("short_conv", backend, x) or (backend == "auto" and not same_reals(joined, weight)):
-        return _shifted(joined, weight)
-    require_types("short_conv", x=joined, weight=weight)
-    return _ShortConv.apply(joined, weight) if torch.is_grad_enabled() else _in_one_pass(None, joined, weight)
+    extended = F.pad(x, (0, 0, weight.shape[1] - 1, 0)) if past is None else torch.cat([past, x], 1)
+    if not use_numba("short_conv", backend, x) or (backend == "auto" and not same_reals(extended, weight)):
+        return _shifted(extended, weight)
+    require_types("short_conv", x=extended, weight=weight)
+    return _ShortConv.apply(extended, weight) if torch.is_grad_enabled() else _in_one_pass(None, extended, weight)
 
 
-def _shifted(joined: Tensor, weight: Tensor) -> Tensor:
+def _shifted(extended: Tensor, weight: Tensor) -> Tensor:
     width = weight.shape[1]
-    length = joined.shape[1] - width + 1
-    y = joined[:, width - 1 :] * weight[:, width - 1]
+    length = extended.shape[1] - width + 1
+    y = extended[:, width - 1 :] * weight[:, width - 1]
     for tap in range(width - 1):
-        y = torch.addcmul(y, joined[:, tap : tap + length], weight[:, tap])
+        y = torch.addcmul(y, extended[:, tap : tap + length], weight[:, tap])
     return y
 
 
-def _in_one_pass(ctx: Any, joined: Tensor, weight: Tensor) -> Tensor:
+def _in_one_pass(ctx: Any, extended: Tensor, weight: Tensor) -> Tensor:
     from glissando.kernels.short_conv_numba import forward
 
     if ctx is not None:
-        ctx.save_for_backward(joined, weight)
-    batch, length, size = joined.shape
-    y = joined.new_empty(batch, length - weight.shape[1] + 1, size)
-    over_rows(forward, y, as_rows(joined, 2), as_rows(weight.t().clone(), 1), y.numpy())
+        ctx.save_for_backward(extended, weight)
+    batch, length, size = extended.shape
+    y = extended.new_empty(batch, length - weight.shape[1] + 1, size)
+    over_rows(forward, y, as_rows(extended, 2), as_rows(weight.t().clone(), 1), y.numpy())
     return y
 
 
@@ -63,12 +63,12 @@ class _ShortConv(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor]:
         from glissando.kernels.short_conv_numba import backward
 
-        joined, weight = ctx.saved_tensors
-        grad_joined = torch.empty_like(joined, memory_format=torch.contiguous_format)
-        sums = torch.zeros(len(joined), weight.shape[1], joined.shape[2], dtype=torch.float64)
-        arrays = as_rows(joined, 2), as_rows(weight.t().clone(), 1), as_rows(grad, 2)
-        over_rows(backward, joined, *arrays, grad_joined.numpy(), sums.numpy())
-        return grad_joined, sums.sum(0).t().to(weight.dtype)
+        extended, weight = ctx.saved_tensors
+        grad_extended = torch.empty_like(extended, memory_format=torch.contiguous_format)
+        sums = torch.zeros(len(extended), weight.shape[1], extended.shape[2], dtype=torch.float64)
+        arrays = as_rows(extended, 2), as_rows(weight.t().clone(), 1), as_rows(grad, 2)
+        over_rows(backward, extended, *arrays, grad_extended.numpy(), sums.numpy())
+        return grad_extended, sums.sum(0).t().to(weight.dtype)
 
 
 def next_past(x: Tensor, past: Tensor, counts: Tensor | None) -> Tensor:
@@ -82,6 +82,6 @@ def next_past(x: Tensor, past: Tensor, counts: Tensor | None) -> Tensor:
     if counts is None:
         # Copied, and no more than that: a view would keep the whole prompt alive.
         return torch.cat([past[:, length:], x[:, max(length - width, 0) :]], 1)
-    joined = torch.cat([past, x], 1)
+    extended = torch.cat([past, x], 1)
     index = counts.unsqueeze(1) + torch.arange(width, device=x.device)
-    return joined.gather(1, index.unsqueeze(-1).expand(-1, -1, x.shape[2]))
+    return extended.gather(1, index.unsqueeze(-1).expand(-1, -1, x.shape[2]))

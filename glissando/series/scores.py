@@ -94,13 +94,13 @@ class Score(NamedTuple):
         total, others = len(self.figures), [name for by_model in self.figures.values() for name in by_model]
         if not self.worse:
             compared = [_the(name) for name in dict.fromkeys(others) if name != "model"]
-            return f"The model is better than {joined(compared)}{f' in all {total} channels' if total > 1 else ''}."
+            return f"The model is better than {in_words(compared)}{f' in all {total} channels' if total > 1 else ''}."
         parts = [
-            f"than {_the(name)}" + (f" in {len(names)} of {total} channels ({joined(names)})" if total > 1 else "")
+            f"than {_the(name)}" + (f" in {len(names)} of {total} channels ({in_words(names)})" if total > 1 else "")
             for name, names in self.worse.items()
         ]
         best = ANCHOR if ANCHOR in self.worse else next(iter(self.worse))
-        return f"THE MODEL IS NO BETTER {joined(parts)}: use {_the(best)} there, or train longer or on more data."
+        return f"THE MODEL IS NO BETTER {in_words(parts)}: use {_the(best)} there, or train longer or on more data."
 
     def table(self) -> str:
         """The headline, then a line for each channel and predictor."""
@@ -401,7 +401,7 @@ def aligned(lines: Sequence[Sequence[str]]) -> list[str]:
     return ["  ".join(cell.ljust(n) for cell, n in zip(line, widths, strict=True)).rstrip() for line in lines]
 
 
-def joined(names: Sequence[str]) -> str:
+def in_words(names: Sequence[str]) -> str:
     """a, b and c."""
     return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
 

@@ -50,7 +50,7 @@ from glissando.serving.session import (
     TooLargeError,
     call_all,
 )
-from glissando.state import State, joined, leaves, rows_of
+from glissando.state import State, join_states, leaves, rows_of
 
 #: logits that a call keeps at most, for the probabilities of its tokens
 _LOGITS = 2**24
@@ -357,7 +357,7 @@ class Engine:
             ids[row, :length] = torch.tensor(reading.request.ids[reading.done : reading.done + length])
         count = torch.tensor(lengths, device=device)
         mask = torch.arange(longest, device=device) < count.unsqueeze(1) if min(lengths) < longest else None
-        state = joined([reading.state for reading in readings])
+        state = join_states([reading.state for reading in readings])
         control = self._control([reading.request.control for reading in readings])
         features, state = self.model.features(
             ids.to(device), state, mask=mask, control=control, donate=True, memo=self._memo

@@ -129,19 +129,19 @@ class StoriesCorpus(RowCorpus):
         if self._streams.get(row, (-1,))[0] != number:
             first = number * _STORIES_A_ROW
             stories = (generate(self.seed, "train", index) for index in count(first))
-            self._streams[row] = number, list(islice(self._windows(stories, joined=not self.labelled), windows))
+            self._streams[row] = number, list(islice(self._windows(stories, packed=not self.labelled), windows))
         return self._streams[row][1][place]
 
-    def _windows(self, stories: Iterable[Story], joined: bool) -> Iterator[Window]:
-        """The stories' windows of seq_len targets one after another; unless they are joined, each story's last is
+    def _windows(self, stories: Iterable[Story], packed: bool) -> Iterator[Window]:
+        """The stories' windows of seq_len targets one after another; unless they are packed, each story's last is
         shorter."""
         ids, sizes, eos, length = [self.tokenizer.eos_id], [0], self.tokenizer.eos_id, self.seq_len
         for story in stories:
             ids, sizes = ids + self._tokens(story.text), sizes + self._sizes(story.text)
-            while len(ids) > (length if joined else 1):
+            while len(ids) > (length if packed else 1):
                 yield Window(ids[: length + 1], sum(sizes[1 : length + 1]), story)
                 ids, sizes = ids[length:] or [eos], sizes[length:] or [0]
-            if not joined:
+            if not packed:
                 ids, sizes = [eos], [0]
 
     def _sizes(self, story: str) -> list[int]:
@@ -178,7 +178,7 @@ class StoriesCorpus(RowCorpus):
     def _valid_batches(self, start: int, shard: Shard) -> Iterator[Batch]:
         if not self.cut:
             return super()._valid_batches(start, shard)
-        windows = list(self._windows((story for (story,) in self._valid), joined=False))
+        windows = list(self._windows((story for (story,) in self._valid), packed=False))
         return held_out_batches(
             len(windows), self.batch_size, start, shard, lambda rows: self._cut_batch([windows[row] for row in rows])
         )

@@ -97,7 +97,7 @@ def fixed_window(position: Tensor, size: int) -> Any:
     """put(slots, new) -> the latest `size` of both, and all of both, which the new tokens see."""
 
     def put(slots: Tensor, new: Tensor) -> tuple[Tensor, Tensor]:
-        joined = torch.cat([slots, new.to(slots.dtype)], 2)
-        return joined[:, :, -size:].clone(), joined
+        both = torch.cat([slots, new.to(slots.dtype)], 2)
+        return both[:, :, -size:].clone(), both
 
     return put
