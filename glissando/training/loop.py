@@ -33,7 +33,7 @@ from glissando.training.optimizer import build_optimizer, freeze, optimizer_stat
 from glissando.training.saving import Saving, group_of_writers
 from glissando.training.schedules import SCHEDULES
 from glissando.training.shares import shares
-from glissando.training.state import TrainState, other_version, over_processes, read_shards
+from glissando.training.state import TrainState, over_processes, read_shards
 from glissando.training.stopping import Stopping
 from glissando.training.task import Objective, Sums, Task
 
@@ -175,9 +175,6 @@ class Loop:
         if checkpoint is not None:
             by_shards = self.writers is not None and (checkpoint / SHARDS).is_dir()
             state = TrainState.load(checkpoint, tensors=not by_shards)
-            # Batches did not always take turns. Each process has a state of its random numbers.
-            if state.lanes and len(state.lanes) != len(state.random) * t.accumulate * self.task.turns:
-                raise other_version(checkpoint)
             if by_shards:
                 read_shards(checkpoint, self.objective, self.optimizer)
             else:
