@@ -234,7 +234,7 @@ class Backbone(nn.Module):
                 f"use model.init_state(batch_size={rows})"
             )
         if ctx.memo is not None and torch.is_grad_enabled():
-            raise InputError("memo keeps what follows from the weights, which gradients forbid; use torch.no_grad()")
+            raise InputError("memo caches values computed from weights: use it under torch.no_grad()")
         if ctx.donate and torch.is_grad_enabled():
             raise InputError("donate=True changes the state in place, which gradients forbid; use torch.no_grad()")
         if ctx.mask is not None or ctx.dt is not None or ctx.control is not None:

@@ -423,7 +423,7 @@ def test_a_shared_memo_changes_nothing(mixer: str):
             logits, state = model(ids[:, t : t + 1], state, memo=memo)
             assert torch.allclose(logits[:, 0], expected[:, t], rtol=1e-9, atol=1e-9)
     assert bool(memo) == (mixer in ("liquid", "spectral"))
-    with pytest.raises(ValueError, match="memo keeps what follows from the weights"):
+    with pytest.raises(ValueError, match="memo caches values computed from weights"):
         model(ids, memo=memo)
 
 
