@@ -27,17 +27,19 @@ def forward(q, k, v, a, e, b, s, o, kept, w, shape, every, first, last):
     (B, H, n, K, V) the state before every `every` tokens. shape: (T, H, K, V)."""
     steps, heads, size, width = shape
     keeps, parts, matrix = len(w) > 0, -(-steps // every), size * width
-    found, unused = np.zeros(width, s.dtype), np.zeros(width, s.dtype)
+    recalled, unused = np.zeros(width, s.dtype), np.zeros(width, s.dtype)
     one, zero = s.dtype.type(1), s.dtype.type(0)
     for row in range(first, last):
         i, h = row // heads, row % heads
         state, token = row * matrix, i * steps * heads + h
         key, value = token * size, token * width
         for c in range(width):
-            found[c] = zero
+            recalled[c] = zero
         for c in range(0, width, BLOCK):  # what the first token finds: nothing is written
             at, x = state + c, value + c
-            passes.forward(s, at, size, width, one, zero, zero, k, key, q, key, v, x, unused, 0, o, x, k, key, found, c)
+            passes.forward(
+                s, at, size, width, one, zero, zero, k, key, q, key, v, x, unused, 0, o, x, k, key, recalled, c
+            )
         for t in range(steps):
             token = (i * steps + t) * heads + h
             key, value, later = token * size, token * width, (token + heads if t + 1 < steps else token) * size
@@ -48,7 +50,7 @@ def forward(q, k, v, a, e, b, s, o, kept, w, shape, every, first, last):
             for c in range(0, width, BLOCK):
                 at, x, y = state + c, value + c, w_at + c
                 passes.forward(
-                    s, at, size, width, decay, erase, write, k, key, q, key, v, x, to, y, o, x, k, later, found, c
+                    s, at, size, width, decay, erase, write, k, key, q, key, v, x, to, y, o, x, k, later, recalled, c
                 )
 
 

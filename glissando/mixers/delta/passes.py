@@ -133,7 +133,7 @@ def forward(c: _Code, m, at, size, width, a, e, b, k, k_at, q, q_at, v, v_at, w,
     S lies in m from `at` on; f is what was found.
     """
     decay, erase, write = c.filled(a), c.filled(e), c.filled(b)
-    changes, read, found = [], c.sums(len(_LANES)), c.sums(len(_LANES))
+    changes, read, recalled = [], c.sums(len(_LANES)), c.sums(len(_LANES))
     for lane in _LANES:
         old = c.times(decay, c.load(c.place(f, f_at, lane)))
         c.store(old, c.place(w, w_at, lane))
@@ -146,10 +146,10 @@ def forward(c: _Code, m, at, size, width, a, e, b, k, k_at, q, q_at, v, v_at, w,
             line = c.fma(key, changes[n], c.times(decay, c.load(place)))
             c.store(line, place)
             c.add_product(query, line, read[n])
-            c.add_product(later, line, found[n])
+            c.add_product(later, line, recalled[n])
     for n, lane in enumerate(_LANES):
         c.store(c.builder.load(read[n]), c.place(o, o_at, lane))
-        c.store(c.builder.load(found[n]), c.place(f, f_at, lane))
+        c.store(c.builder.load(recalled[n]), c.place(f, f_at, lane))
 
 
 @_pass
