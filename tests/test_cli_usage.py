@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import argparse
-import sys
 
 import pytest
+from command_parsers import parsing
 
-from glissando.cli import COMMANDS, function_of, installed, main
+from glissando.cli import COMMANDS, installed, main
 from glissando.cli.options import Parser
 
 #: the least that each command takes, its run or file missing
@@ -41,7 +41,7 @@ def parser_of(command: str, monkeypatch) -> Parser:
         raise Found
 
     with monkeypatch.context() as patch:
-        patch.setattr(sys.modules[function_of(command).__module__], "parse", take)
+        patch.setattr(parsing(command), "parse", take)
         with pytest.raises(Found):
             main([command])
     return made[0]

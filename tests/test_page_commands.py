@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from command_parsers import parsing
 
 from glissando.cli import COMMANDS, function_of, installed, options
 from glissando.cli import main as glissando
@@ -57,11 +58,6 @@ class Parsed(Exception):
     """Raised in the place of running a command, with its parser."""
 
 
-def where_it_parses(module):
-    """The module that has the command's `parse`: that of the options, where the command imports them as it runs."""
-    return module if hasattr(module, "parse") else options
-
-
 @pytest.mark.parametrize("command", CASES)
 def test_the_commands_of_the_pages_are_understood(command, monkeypatch, tmp_path, capsys):
     """A command line ends as soon as its options are read; `train` goes on to resolve its configuration."""
@@ -75,17 +71,15 @@ def test_the_commands_of_the_pages_are_understood(command, monkeypatch, tmp_path
             capsys.readouterr().err
         )
         return
-    module = sys.modules[function_of(words[0]).__module__]
-
-    original = options.parse
+    command_of, read = function_of(words[0]), options.parse
 
     def parse(*given):
-        original(*given)
+        read(*given)
         raise Parsed
 
-    monkeypatch.setattr(where_it_parses(module), "parse", parse)
+    monkeypatch.setattr(parsing(words[0]), "parse", parse)
     with pytest.raises(Parsed):
-        module.main(words[1:])
+        command_of(words[1:])
 
 
 @pytest.mark.parametrize("quote", QUOTES)
@@ -97,7 +91,7 @@ def test_the_options_of_a_command_in_a_sentence_are_known(quote, monkeypatch):
     def parse(parser, *_):
         raise Parsed(parser)
 
-    monkeypatch.setattr(where_it_parses(module), "parse", parse)
+    monkeypatch.setattr(parsing(words[0]), "parse", parse)
     monkeypatch.setattr(module, "_refuse_at_once", lambda _: None, raising=False)
     with pytest.raises(Parsed) as parsed:
         module.main(words[1:])
