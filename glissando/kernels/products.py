@@ -40,7 +40,7 @@ _ROWS, _VECTORS = (4, 4) if is_wide() else (4, 1)
 #: numbers that the sums of such a block take
 SUMS = LANES * max(GROUP // LANES, _ROWS * _VECTORS)
 
-_FLOATS, _INT = ir.VectorType(ir.FloatType(), LANES), ir.IntType(32)
+_FLOATS, _INT, _BYTE = ir.VectorType(ir.FloatType(), LANES), ir.IntType(32), ir.IntType(8).as_pointer()
 
 
 def grouped(matrix: Any) -> Any:
@@ -114,9 +114,12 @@ def _widened(builder: Any, numbers: Any, kind: types.Type) -> Any:
 
 
 def _sums_code(shape: tuple[int, int, int], context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-    """LLVM's instructions for `sums` of `sums_of_block`: a product and a sum of all outputs of an input at a time."""
+    """LLVM's instructions for `sums` of `sums_of_block`: a product and a sum of all outputs of an input at a time. With
+    two more arguments, `ahead` and `step`, the processor is asked to have a number at hand with each input: the one at
+    `ahead`, and then each `step` numbers further.
+    """
     rows, vectors, parts = shape
-    weights, at, width, n_in, regs, src, row, last, out = arguments
+    weights, at, width, n_in, regs, src, row, last, out, *ahead = arguments
     kind, of_regs, of_out = (signature.args[i] for i in (0, 4, 8))
     weights, regs, out = (
         context.make_array(t)(context, builder, x) for t, x in ((kind, weights), (of_regs, regs), (of_out, out))
@@ -138,6 +141,9 @@ def _sums_code(shape: tuple[int, int, int], context: Any, builder: Any, signatur
         for p in range(parts):
             index = builder.add(builder.mul(loop.index, n_in.type(parts)), n_in.type(p))
             begin, columns = builder.add(at, builder.mul(index, width)), []
+            if ahead:
+                place = builder.gep(weights.data, [builder.add(ahead[0], builder.mul(index, ahead[1]))])
+                builder.call(_fetch(builder.module), [builder.bitcast(place, _BYTE), *(_INT(n) for n in (0, 2, 1))])
             for v in range(vectors):
                 place = builder.gep(weights.data, [builder.add(begin, begin.type(v * LANES))])
                 place = builder.bitcast(place, ir.VectorType(number, LANES).as_pointer())
@@ -157,6 +163,11 @@ def _sums_code(shape: tuple[int, int, int], context: Any, builder: Any, signatur
         place = builder.bitcast(builder.gep(out.data, [at.type(n * LANES)]), _FLOATS.as_pointer())
         builder.store(total, place, align=4)
     return context.get_dummy_value()
+
+
+def _fetch(module: Any) -> Any:
+    kind = ir.FunctionType(ir.VoidType(), [_BYTE, *[_INT] * 3])
+    return cgutils.get_or_insert_function(module, kind, "llvm.prefetch.p0")
 
 
 def sums_of_block(rows: int, vectors: int, parts: int = 1) -> Any:
@@ -192,6 +203,26 @@ parts_of_one, parts_of_two, parts_of_four = (sums_of_block(1, vectors, PARTS // 
 _sums_of_rows, _rest_of_rows = sums_of_block(_ROWS, _VECTORS), sums_of_block(_ROWS, 1)
 
 
+def _sums_ahead(*arguments: Any) -> None:
+    """`_sums_of_rows`, which asks for the numbers from `ahead` on, `step` of them with each input; these come last."""
+    _sums_of_rows(*arguments[:-2])
+
+
+def _ahead_typed(typing, weights, at, width, n_in, regs, src, row, last, out, ahead, step):
+    signature = types.void(weights, *[types.int64] * 3, regs, *[types.int64] * 3, out, types.int64, types.int64)
+    return signature, partial(_sums_code, (_ROWS, _VECTORS, 1))
+
+
+_ahead_compiled: Any = intrinsic(_ahead_typed)
+
+
+@overload(_sums_ahead)
+def _(weights, at, width, n_in, regs, src, row, last, out, ahead, step):
+    return lambda weights, at, width, n_in, regs, src, row, last, out, ahead, step: _ahead_compiled(
+        weights, at, width, n_in, regs, src, row, last, out, ahead, step
+    )
+
+
 @kernel
 def add_weighted_rows(x, row, src, count, matrix, at, size, sums, out):
     """out += sum_i x_i m_i, m_i (size) the `count` rows of a matrix from `at` on, and x_i from `src` on in a row of x.
@@ -221,6 +252,9 @@ def linear(stored, weights, regs, at, scales, n_in, n_out, src, dst, bias, first
 
     scales, bias  where scales of the outputs, and what is added to them, are in `weights`; -1 for none
     out           (SUMS,) float32
+
+    While several rows are computed with a group of outputs, the weights behind it, mostly those of the next group or of
+    the next matrix, come from memory.
     """
     alone, begin = last - first == 1, 0
     most, at_once = (GROUP // LANES, 1) if alone else (_VECTORS, _ROWS)
@@ -228,13 +262,15 @@ def linear(stored, weights, regs, at, scales, n_in, n_out, src, dst, bias, first
         place, width = first_of(begin, n_in, n_out)
         place, vectors = at + place, most if width == GROUP else 1
         size = min(n_out - begin, vectors * LANES)
+        ahead, step = place + n_in * width, width * at_once // (last - first)
         for row in range(first, last, at_once):
             if alone and width == GROUP:
                 sums_of_four(stored, place, width, n_in, regs, src, row, last, out)
             elif alone:
                 sums_of_one(stored, place, width, n_in, regs, src, row, last, out)
             elif width == GROUP:
-                _sums_of_rows(stored, place, width, n_in, regs, src, row, last, out)
+                _sums_ahead(stored, place, width, n_in, regs, src, row, last, out, ahead, step)
+                ahead += n_in * step
             else:
                 _rest_of_rows(stored, place, width, n_in, regs, src, row, last, out)
             for r in range(row, min(row + at_once, last)):
