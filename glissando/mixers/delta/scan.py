@@ -110,7 +110,9 @@ def delta_rule(
         o, last = _Delta.apply(q, k, v, g, e, b, s0)
     else:
         o, last, _, _ = _forward(q, k, v, g, e, b, s0, keep=False)
-    return (o[..., :width], last[:, :, :size, :width]) if more or wider else (o, last)
+    if more or wider:  # copies: a view would keep the entries of 0 alive
+        return o[..., :width].clone(), last[:, :, :size, :width].clone()
+    return o, last
 
 
 def reference(q: Tensor, k: Tensor, v: Tensor, g: Tensor, e: Tensor, b: Tensor, s0: Tensor) -> tuple[Tensor, Tensor]:
