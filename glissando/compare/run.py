@@ -9,7 +9,7 @@ import contextlib
 import json
 import sys
 import time
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Generator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -67,12 +67,11 @@ def compare(
             log.print(
                 "a budget in seconds is wall time: trainings on one machine share it, and each does less than alone"
             )
-        expected: dict[str, float] = {}
         if cluster is None:
-            comparison, expected = fitted(comparison, within, log, began)
+            comparison = fitted(comparison, within, log, began)
             comparison.write_plan()
         sweep, chosen = _chosen(comparison, log, cluster)
-        runs = _finish_all(comparison, comparison.run_jobs(chosen), log, cluster, expected)
+        runs = _finish_all(comparison, comparison.run_jobs(chosen), log, cluster)
         speed = _speed(comparison, runs, log)
         probes = _finish_all(comparison, comparison.probe_jobs(chosen), log, cluster)
         log.print("writing the report")
@@ -106,15 +105,9 @@ def _chosen(comparison: Comparison, log: Log, cluster: Cluster | None) -> tuple[
     return tried, chosen
 
 
-def _finish_all(
-    comparison: Comparison, jobs: Sequence[Job], log: Log, cluster: Cluster | None, expected: Mapping[str, float] = {}
-) -> list[Finished]:
-    """Each job trained and measured, now or before; with a `cluster` side by side.
-
-    expected   about how many seconds a model takes, for what is left after each training; none: not known
-    """
-    began, whole, spent = time.perf_counter(), sum(expected.get(job.model, 0.0) for job in jobs), 0.0
-    done: dict[Job, dict[str, Any]] = {}
+def _finish_all(comparison: Comparison, jobs: Sequence[Job], log: Log, cluster: Cluster | None) -> list[Finished]:
+    """Each job trained and measured, now or before; with a `cluster` side by side."""
+    began, done = time.perf_counter(), dict[Job, dict[str, Any]]()
     for job in jobs:
         comparison.require_same(job)
         if (figures := read_measured(job.path(comparison.directory))) is not None:
@@ -122,10 +115,10 @@ def _finish_all(
     missing = [job for job in jobs if job not in done]
     results = _results(comparison, missing, log) if cluster is None else cluster.results(comparison, missing, log)
     with contextlib.closing(results):
-        for job, figures in results:
+        for number, (job, figures) in enumerate(results, 1):
             done[job] = figures
-            spent += expected.get(job.model, 0.0)
-            left = f"; {elapsed_and_left(time.perf_counter() - began, spent / whole)}" if 0 < spent < whole else ""
+            share = number / len(missing)
+            left = f"; {elapsed_and_left(time.perf_counter() - began, share)}" if share < 1 else ""
             log.print(_ended(job, figures) + left)
     return [Finished(job, job.path(comparison.directory), done[job]) for job in jobs]
 

@@ -41,8 +41,6 @@ from glissando.training.config import RunConfig
 
 ROUNDS = 5
 _TOKENS = 2 * BLOCK
-#: tokens that a model decodes behind each context
-DECODED = (ROUNDS + 1) * _TOKENS
 #: seconds for which steps are timed
 _TIMED = 1.0
 #: as the samples of the report are drawn
@@ -108,13 +106,12 @@ def measure_speed(
 
 
 class Cost(NamedTuple):
-    """Seconds on this machine as it is now: of a token of a training step and of such a step, of all held-out text, of
-    a decoded token, and of building the corpus and the model."""
+    """Seconds on this machine as it is now: of a token of a training step and of such a step, of all held-out text, and
+    of building the corpus and the model."""
 
     token: float
     step: float
     held_out: float
-    decoded: float
     start: float
 
 
@@ -138,15 +135,7 @@ def cost_of(config: RunConfig) -> Cost:
     for _ in range(2):  # the first compiles what steps do not use
         began = time.perf_counter()
         score(entry.model, [first])
-    held_out = (time.perf_counter() - began) * number
-    decoded = 0.0
-    if entry.max_length() > _TOKENS and not getattr(entry.model.depth, "recomputes", False):
-        entry.model.eval()
-        with torch.no_grad():
-            text = _read(entry, 1)
-            _milliseconds(entry.model, *text)
-            decoded = _milliseconds(entry.model, *text) / 1e3
-    return Cost(taken / (rows * length), taken, held_out, decoded, start)
+    return Cost(taken / (rows * length), taken, (time.perf_counter() - began) * number, start)
 
 
 def _kind(model: LanguageModel) -> str:
