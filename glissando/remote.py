@@ -2,28 +2,128 @@
 
 A run at a URL is a copy of its directory. It is trained on this machine and copied after each save: new names first,
 then `latest`, the manifest last, so that a reader finds the run as it was at one save. It is read, and resumed, by
-copying it back into the cache, each file checked.
+copying it back into the cache, each file checked. What a storage may do to this machine is as little as a run may
+(glissando.untrusted): of a file no more is fetched than it may have, and passwords in URLs are not shown.
 """
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import itertools
 import json
 import re
 import sys
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any, NamedTuple
 
 from glissando import pretrained
 from glissando.cache_directory import cache_dir
 from glissando.checkpoints import BEST, CHECKPOINTS, LATEST, WEIGHTS, checkpoint_step, latest_checkpoint, pointers
 from glissando.errors import RunError
 from glissando.storage import MANIFEST, in_turn, publishing, read_json, read_manifest, verify_manifest
-from glissando.storages import Place, place
-from glissando.untrusted import FILE_BYTES, most_bytes, require_room
-from glissando.urls import is_url, redacted, whole_url
+from glissando.untrusted import FILE_BYTES, JSON_BYTES, most_bytes, require_room
+from glissando.urls import is_redacted, is_url, redacted, whole_url
 
 BASE, SAMPLES, ENVIRONMENT, METRICS = "base", "samples.txt", "environment.json", "metrics.csv"
+
+
+class Place(NamedTuple):
+    """A directory that fsspec reaches; `url` is for messages, without passwords."""
+
+    fs: Any
+    root: str
+    url: str
+
+    def __truediv__(self, name: str) -> Place:
+        return Place(self.fs, f"{self.root.rstrip('/')}/{name}", f"{self.url}/{name}")
+
+    def read(self, name: str, most: int = JSON_BYTES) -> bytes | None:
+        """The content of a file; None where there is none. Raises RunError as `pieces`."""
+        try:
+            return b"".join(self.pieces(name, most))
+        except FileNotFoundError:
+            return None
+
+    def pieces(self, name: str, most: int) -> Iterator[bytes]:
+        """The content of a file, piece by piece. Raises RunError for more than `most` bytes, of which no more than a
+        piece beyond is fetched."""
+        with _reaching("read", f"{self.url}/{name}"), self.fs.open((self / name).root, "rb") as file:
+            while piece := file.read(1 << 20):
+                if (most := most - len(piece)) < 0:
+                    raise RunError("it has more bytes than it may have: it is not fetched")
+                yield piece
+
+    def put(self, name: str, source: Path | bytes) -> None:
+        """Write a file, whole or not at all where the storage keeps to that, as object stores do."""
+        with _reaching("write", f"{self.url}/{name}"):
+            try:
+                self._write(name, source)
+            except FileNotFoundError:  # storages with directories; with others, making one needs rights on the bucket
+                self.fs.makedirs(self.fs._parent((self / name).root), exist_ok=True)
+                self._write(name, source)
+
+    def _write(self, name: str, source: Path | bytes) -> None:
+        if isinstance(source, bytes):
+            self.fs.pipe_file((self / name).root, source)
+        else:
+            self.fs.put_file(str(source), (self / name).root)
+
+    def names(self) -> list[str]:
+        """What lies in it; nothing where there is no such directory."""
+        with _reaching("list", self.url):
+            self.fs.invalidate_cache()
+            try:
+                paths = self.fs.ls(self.root, detail=False)
+            except FileNotFoundError:
+                return []
+            # An object store may list the directory itself.
+            return sorted({p.rstrip("/").rpartition("/")[2] for p in paths if p.strip("/") != self.root.strip("/")})
+
+    def remove(self) -> None:
+        """Delete it, the manifest first: half of it is then no directory that is read."""
+        inside = self.names()
+        with _reaching("delete", self.url):
+            if not inside:
+                return
+            if MANIFEST in inside:
+                self.fs.rm_file((self / MANIFEST).root)
+            self.fs.rm(self.root, recursive=True)
+
+
+def place(url: str) -> Place:
+    """Raises RunError for a protocol that is not known, or whose package is not installed."""
+    import fsspec
+
+    url = whole_url(url)
+    if is_redacted(url):
+        raise RunError(f"{url} was written down without its password: give the whole URL again")
+    try:
+        fs, root = fsspec.core.url_to_fs(url)
+    except ImportError as error:
+        raise RunError(f"{url} needs a package that is not installed: {error}") from _shown(error)
+    except ValueError as error:
+        raise RunError(f"no storage is known by the protocol of {url}: {error}") from _shown(error)
+    return Place(fs, root, redacted(url))
+
+
+@contextlib.contextmanager
+def _reaching(verb: str, url: str) -> Iterator[None]:
+    """Storages raise errors of their own: RunError that names the URL, FileNotFoundError without its password."""
+    try:
+        yield
+    except FileNotFoundError as error:
+        raise FileNotFoundError(redacted(str(error))) from None
+    except RunError as error:
+        raise RunError(f"could not {verb} {url}: {error}") from error
+    except Exception as error:  # noqa: BLE001
+        raise RunError(f"could not {verb} {url}: {type(error).__name__}: {error}") from _shown(error)
+
+
+def _shown(error: Exception) -> Exception | None:
+    """A cause for tracebacks, unless it shows a password."""
+    return error if redacted(str(error)) == str(error) else None
 
 
 # ---------------------------------------------------------------------- reading
@@ -55,9 +155,7 @@ def fetched(url: str) -> Path:
 def _copy(there: Place, folder: Path, wanted: list[str], whole: bool = False) -> None:
     """The run at a URL: what its manifest lists once it has ended, `latest`, and the `wanted` checkpoints; without any
     that whose weights are the run's, where it has not ended. `whole`: all from which training goes on."""
-    if (text := there.read(MANIFEST)) is None:
-        raise RunError(f"no run at {there.url}: it has no {MANIFEST}, which is written last")
-    listed = _listed(text, folder)
+    listed = _listed(there, folder)
     if WEIGHTS in listed:
         _download(there, folder)
     else:
@@ -84,20 +182,22 @@ def _copy(there: Place, folder: Path, wanted: list[str], whole: bool = False) ->
 
 def _download(where: Place, into: Path) -> None:
     """What the manifest of `where` lists, checked."""
-    if (text := where.read(MANIFEST)) is None:
-        raise RunError(f"no run at {where.url}: it has no {MANIFEST}, which is written last")
-    sizes = _listed(text, into)
+    sizes = _listed(where, into)
     require_room(sum(sizes.values()), into, where.url)
     for name, size in sizes.items():
+        (into / name).parent.mkdir(parents=True, exist_ok=True)
         try:
-            where.get(name, into / name, size)
+            with (into / name).open("wb") as file:
+                file.writelines(where.pieces(name, size))
         except FileNotFoundError as error:
             raise RunError(f"{where.url} is incomplete: {name} is missing; while it is written, try again") from error
     verify_manifest(into, sizes, f"Fetched from {where.url}.")
 
 
-def _listed(manifest: bytes, into: Path) -> dict[str, int]:
-    """Writes a manifest into a folder and returns the sizes of what it lists, which are within bounds."""
+def _listed(where: Place, into: Path) -> dict[str, int]:
+    """Fetches the manifest into a folder; the sizes of what it lists, which are within bounds."""
+    if (manifest := where.read(MANIFEST)) is None:
+        raise RunError(f"no run at {where.url}: it has no {MANIFEST}, which is written last")
     into.mkdir(parents=True, exist_ok=True)
     (into / MANIFEST).write_bytes(manifest)
     return {name: most_bytes(name, entry) for name, entry in read_manifest(into).items()}

@@ -60,9 +60,6 @@ class JobProgress(Progress):
         super().__init__(log.kept)
         self.log, self.title = log, title
 
-    def warning(self, line: str) -> None:
-        self.log.print(f"{self.title}: {line}")
-
     def after_step(self, loop: Loop) -> None:
         """Stop as a signal would make it, with everything saved."""
         if self.log.stop_asked():

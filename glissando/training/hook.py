@@ -25,11 +25,7 @@ class Hook:
         that wrote them: training has gone on meanwhile, and `loop.state` with it."""
 
     def message(self, line: str) -> None:
-        """A line for a person: a sample, a note."""
-
-    def warning(self, line: str) -> None:
-        """A line about what has failed while training goes on; also from the thread that saves."""
-        self.message(line)
+        """A line for a person: a sample, a note; also from the thread that saves."""
 
     def close(self) -> None:
         """At the end, by an error too."""

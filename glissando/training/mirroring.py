@@ -9,9 +9,8 @@ from typing import Any
 
 from glissando.checkpoints import CHECKPOINTS, LATEST
 from glissando.errors import RunError
-from glissando.remote import BASE, ENVIRONMENT, METRICS, SAMPLES, take_up, work_directory
+from glissando.remote import BASE, ENVIRONMENT, METRICS, SAMPLES, place, take_up, work_directory
 from glissando.storage import MANIFEST, read_manifest, verify_manifest
-from glissando.storages import place
 from glissando.training.hook import Hook
 from glissando.urls import is_url, redacted, whole_url
 
@@ -31,7 +30,7 @@ class Mirror(Hook):
             self.push()
         except RunError as error:
             for hook in loop.hooks:
-                hook.warning(f"{error} Training continues; the next save tries again.")
+                hook.message(f"{error} Training continues; the next save tries again.")
 
     def is_begun(self, job: str | None, config: bytes) -> bool:
         """Whether the run at `url` is that of torchrun's `job` with this config.yaml, and has a checkpoint."""
