@@ -13,7 +13,7 @@ from glissando.data.textfile import named_files
 from glissando.errors import ConfigError, DataError, RunError
 from glissando.pretrained import packaged_name
 from glissando.runs import LOCK, Run
-from glissando.storage import record
+from glissando.storage import locked, record
 from glissando.untrusted import require_recorded
 
 #: under this name environment.json holds what the texts were
@@ -83,33 +83,21 @@ def require_texts(
 def alone(run: Path) -> Iterator[bool]:
     """While the context lasts, no other process enters it with this directory, which is made if it is not there.
 
-    Yields whether it is locked: where files cannot be, any process may enter.
+    Yields whether it is locked, see `glissando.storage.locked`.
     Raises RunError where another one is in it, or the directory cannot be made.
     """
-    try:
-        run.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise RunError(f"could not make {run}: {error.strerror}. Choose a writable place.") from error
-    locked = False
     with contextlib.ExitStack() as stack:
         try:
-            import fcntl
-
-            file = stack.enter_context((run / LOCK).open("a+", encoding="utf-8"))
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            locked = True
-            file.truncate(0)
-            file.write(str(os.getpid()))
-            file.flush()
+            run.mkdir(parents=True, exist_ok=True)
+            is_locked = stack.enter_context(locked(run / LOCK, wait=False))
         except BlockingIOError as error:
-            file.seek(0)
             raise RunError(
-                f"another process is training in {run} (pid {file.read() or 'unknown'}): wait for it or stop it; two "
-                "trainings would overwrite each other's checkpoints"
+                f"another process is training in {run} (pid {(run / LOCK).read_text() or 'unknown'}): wait for it or "
+                "stop it; two trainings would overwrite each other's checkpoints"
             ) from error
-        except (ImportError, OSError):
-            pass  # Windows, and file systems without locks
-        yield locked
+        except OSError as error:
+            raise RunError(f"could not make {run}: {error.strerror}. Choose a writable place.") from error
+        yield is_locked
 
 
 def _texts(data: Any) -> dict[str, Path]:

@@ -22,7 +22,7 @@ import time
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -44,17 +44,13 @@ _HOST = f"{zlib.crc32(socket.gethostname().encode()):08x}"
 _LEFTOVER = re.compile(r"\.(?P<name>.+)\.(?P<kind>tmp|old)-(?P<host>[0-9a-f]{8})-(?P<pid>\d+)-\d+")
 
 
-def write_atomic(path: str | Path, data: bytes | Callable[[BinaryIO], None]) -> None:
-    """Replaces the file `path` by `data` (bytes, or a function that writes to an open file), or not at all.
+def write_atomic(path: str | Path, data: bytes) -> None:
+    """Replaces the file `path` by `data`, or not at all: then the old file stands, and no temporary is left.
 
-    Raises RunError if the file cannot be written (disk full, no permission, ...); whatever else the function
-    raises passes through with a note. In both cases the old file stands and no temporary is left.
+    Raises RunError if the file cannot be written (disk full, no permission, ...).
     """
-    with _replacing(Path(path)) as temporary, open(temporary, "wb") as file:
-        if callable(data):
-            data(file)
-        else:
-            file.write(data)
+    with _replacing(Path(path)) as temporary:
+        temporary.write_bytes(data)
 
 
 @contextlib.contextmanager
@@ -63,8 +59,8 @@ def publishing(target: str | Path, manifest: bool = True) -> Iterator[Path]:
 
     manifest  whether it is written here, for all that the block has written
 
-    Raises RunError if it cannot be written; other exceptions of the block pass through with a note. In both cases what
-    stood at `target` stands.
+    Raises RunError if it cannot be written; other exceptions of the block pass through. In both cases what stood at
+    `target` stands.
     """
     target = Path(target)
     temporary = _sibling(target, "tmp")
@@ -77,20 +73,40 @@ def publishing(target: str | Path, manifest: bool = True) -> Iterator[Path]:
 
 
 @contextlib.contextmanager
+def locked(file: Path, wait: bool = True) -> Iterator[bool]:
+    """While the context lasts, no other process of this machine enters it with this file, which holds the process id.
+
+    Yields whether it is locked: where files cannot be (Windows, some file systems), any process may enter.
+    Raises BlockingIOError where another one is in it, unless this one is to `wait`.
+    """
+    with file.open("a", encoding="utf-8") as opened, contextlib.ExitStack() as stack:
+        is_locked = False
+        try:
+            import fcntl
+
+            fcntl.flock(opened, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+            stack.callback(fcntl.flock, opened, fcntl.LOCK_UN)
+            opened.truncate(0)
+            opened.write(str(os.getpid()))
+            opened.flush()
+            is_locked = True
+        except BlockingIOError:
+            raise
+        except (ImportError, OSError):
+            pass
+        yield is_locked
+
+
+@contextlib.contextmanager
 def in_turn(folder: Path) -> Iterator[None]:
     """One process of this machine after another. Raises RunError where nothing can be written beside `folder`."""
     lock = folder.with_name(f".{folder.name}.lock")
-    try:
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        opened = lock.open("w", encoding="utf-8")
-    except OSError as error:
-        raise RunError(f"cannot write {lock} ({error.strerror}): choose a writable place") from error
-    with opened as file, contextlib.ExitStack() as stack:
-        with contextlib.suppress(ImportError, OSError):  # Windows, and file systems without locks
-            import fcntl
-
-            fcntl.flock(file, fcntl.LOCK_EX)
-            stack.callback(fcntl.flock, file, fcntl.LOCK_UN)
+    with contextlib.ExitStack() as stack:
+        try:
+            folder.parent.mkdir(parents=True, exist_ok=True)
+            stack.enter_context(locked(lock))
+        except OSError as error:
+            raise RunError(f"cannot write {lock} ({error.strerror}): choose a writable place") from error
         yield
 
 
@@ -169,9 +185,6 @@ def _keeping_the_old(path: Path) -> Iterator[None]:
         raise RunError(
             f"could not write {path}: {reason}. {kept}. Free space or choose a writable place; save again."
         ) from error
-    except Exception as error:
-        error.add_note(f"{path} was not written. {kept}.")
-        raise
 
 
 @contextlib.contextmanager

@@ -56,28 +56,20 @@ def test_what_safetensors_cannot_hold_is_refused_by_name(tmp_path, tensor, where
     assert not list(tmp_path.iterdir())
 
 
-def disk_full(file):
-    file.write(b"half")
-    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-
-def test_a_full_disk_leaves_the_old_file(tmp_path):
+def test_a_full_disk_leaves_the_old_file(tmp_path, monkeypatch):
     path = tmp_path / "a.txt"
     write_atomic(path, b"old")
+
+    def disk_full(self, data):
+        with self.open("wb") as file:
+            file.write(b"half")
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(Path, "write_bytes", disk_full)
     with pytest.raises(RunError, match=r"a\.txt: No space left.*The old a\.txt is kept"):
-        write_atomic(path, disk_full)
+        write_atomic(path, b"new")
     assert path.read_bytes() == b"old"
     assert list(tmp_path.iterdir()) == [path]
-
-
-def test_an_error_of_the_writer_passes_through(tmp_path):
-    def broken(file):
-        raise KeyError("mine")
-
-    with pytest.raises(KeyError, match="mine") as caught:
-        write_atomic(tmp_path / "a", broken)
-    assert "was not written" in caught.value.__notes__[0]
-    assert not list(tmp_path.iterdir())
 
 
 LIMITED = """
@@ -266,7 +258,7 @@ def test_a_kept_folder_that_is_whole_needs_no_place_to_write(tmp_path, monkeypat
     whole = Path.open
 
     def refuse(path, mode="w", **more):
-        if "w" in mode:
+        if "w" in mode or "a" in mode:
             raise OSError(errno.EROFS, "Read-only file system")
         return whole(path, mode, **more)
 
