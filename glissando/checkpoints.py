@@ -127,13 +127,7 @@ def saved_weights(checkpoint: Path) -> dict[str, Tensor]:
 
     Raises RunError if they are missing or damaged, and names the checkpoint that is intact.
     """
-    if not (checkpoint / SHARDS).is_dir():
-        verify_manifest(checkpoint, [WEIGHTS], partial(intact_advice, checkpoint))
-        return load_tensors(checkpoint / WEIGHTS)
-    verify_manifest(checkpoint, advice=partial(intact_advice, checkpoint))
-    from glissando.shards import read_whole
-
-    return read_whole(checkpoint, "model")
+    return _saved(checkpoint, WEIGHTS, "model")
 
 
 def of_model(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -144,13 +138,19 @@ def of_model(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 def saved_optimizer(checkpoint: Path) -> dict[str, dict[str, Tensor]]:
     """What the optimizer kept of each parameter, by its name; as `saved_weights`."""
-    if not (checkpoint / SHARDS).is_dir():
-        verify_manifest(checkpoint, [TRAINER_TENSORS], partial(intact_advice, checkpoint))
-        return by_parameter(below("optimizer", load_tensors(checkpoint / TRAINER_TENSORS)))
-    verify_manifest(checkpoint, advice=partial(intact_advice, checkpoint))
-    from glissando.shards import read_whole
+    return by_parameter(_saved(checkpoint, TRAINER_TENSORS, "optimizer"))
 
-    return by_parameter(read_whole(checkpoint, "optimizer"))
+
+def _saved(checkpoint: Path, file: str, part: str) -> dict[str, Tensor]:
+    """A part of all tensors, by their names: from a file, or put together from shards."""
+    is_sharded = (checkpoint / SHARDS).is_dir()
+    verify_manifest(checkpoint, None if is_sharded else [file], partial(intact_advice, checkpoint))
+    if is_sharded:
+        from glissando.shards import read_whole
+
+        return read_whole(checkpoint, part)
+    tensors = load_tensors(checkpoint / file)
+    return tensors if file == WEIGHTS else below(part, tensors)
 
 
 def below(part: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:

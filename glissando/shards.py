@@ -54,15 +54,10 @@ def read_whole(checkpoint: Path, part: str) -> dict[str, Tensor]:
 
     Raises RunError where shards are malformed; their digests are the caller's to check.
     """
-    known = {name: value for name, value in _metadata(checkpoint).items() if name.startswith(f"{part}/")}
+    known = {name: value for name, value in saved_tensors(checkpoint).items() if name.startswith(f"{part}/")}
     tensors = {name: torch.empty(value.size, dtype=value.properties.dtype) for name, value in known.items()}
     read_into(checkpoint, tensors)
     return {name.removeprefix(f"{part}/"): value for name, value in tensors.items()}
-
-
-def tensor_names(checkpoint: Path) -> list[str]:
-    """The names of all tensors, part/NAME. Raises as `read_whole`."""
-    return [*_metadata(checkpoint)]
 
 
 def read_into(checkpoint: Path, tensors: Mapping[str, Tensor]) -> None:
@@ -76,7 +71,8 @@ def read_into(checkpoint: Path, tensors: Mapping[str, Tensor]) -> None:
         _calling(lambda: dcp.load(dict(tensors), storage_reader=reader, planner=planner, no_dist=True))
 
 
-def _metadata(checkpoint: Path) -> dict[str, TensorStorageMetadata]:
+def saved_tensors(checkpoint: Path) -> dict[str, TensorStorageMetadata]:
+    """Shapes and types of all tensors, by their names part/NAME. Raises as `read_whole`."""
     from safetensors import SafetensorError
 
     try:

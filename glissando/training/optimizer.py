@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import fnmatch
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -102,38 +102,36 @@ def set_rates(optimizer: torch.optim.Optimizer, options: OptimizerOptions, step:
 
 def optimizer_state(optimizer: torch.optim.Optimizer) -> dict[str, dict[str, Tensor]]:
     """What the optimizer keeps of each parameter, by its name: copies on the CPU, sharded as the parameter is."""
-    named = [pair for group in optimizer.param_groups for pair in zip(group["names"], group["params"], strict=True)]
-    states = {name: optimizer.state[p] for name, p in named if p in optimizer.state}
+    states = {name: optimizer.state[p] for name, p, _ in _trained(optimizer) if p in optimizer.state}
     return {name: {key: copied(value) for key, value in state.items()} for name, state in states.items()}
 
 
 def empty_state(optimizer: torch.optim.Optimizer, saved: Collection[str]) -> dict[str, Tensor]:
     """A tensor for each of the saved ones, parameter/KEY, which becomes the optimizer's state, sharded as the parameter
     is; none for a parameter that is not trained any more."""
-    keys: dict[str, list[str]] = {}
-    for name in saved:
-        parameter, _, key = name.rpartition("/")
-        keys.setdefault(parameter, []).append(key)
-    places: dict[str, Tensor] = {}
-    for group in optimizer.param_groups:
-        for name, parameter in zip(group["names"], group["params"], strict=True):
-            zeros = {
-                key: torch.zeros(()) if key == "step" else torch.zeros_like(parameter) for key in keys.get(name, [])
-            }
-            if zeros:
-                optimizer.state[parameter] = zeros
-            places |= {f"{name}/{key}": value for key, value in zeros.items()}
+    trained, places = {name: p for name, p, _ in _trained(optimizer)}, dict[str, Tensor]()
+    for full in saved:
+        name, _, key = full.rpartition("/")
+        if (parameter := trained.get(name)) is not None:
+            places[full] = torch.zeros(()) if key == "step" else torch.zeros_like(parameter)
+            optimizer.state[parameter][key] = places[full]
     return places
 
 
 def put_optimizer_state(optimizer: torch.optim.Optimizer, saved: Mapping[str, Mapping[str, Tensor]]) -> None:
     """Give the optimizer the state that it had; a parameter that is not trained any more needs none."""
+    for name, parameter, group in _trained(optimizer):
+        if name in saved:
+            # The fused kernel reads the count of steps where the weights are, the others on the host.
+            count = parameter.device if group.get("fused") else torch.device("cpu")
+            optimizer.state[parameter] = {
+                key: value.to(count, torch.float32, copy=True) if key == "step" else place(value, parameter)
+                for key, value in saved[name].items()
+            }
+
+
+def _trained(optimizer: torch.optim.Optimizer) -> Iterator[tuple[str, Tensor, dict[str, Any]]]:
+    """Each parameter with its name and its group."""
     for group in optimizer.param_groups:
         for name, parameter in zip(group["names"], group["params"], strict=True):
-            if name in saved:
-                # The fused kernel reads the count of steps where the weights are, the others on the host.
-                count = parameter.device if group.get("fused") else torch.device("cpu")
-                optimizer.state[parameter] = {
-                    key: value.to(count, torch.float32, copy=True) if key == "step" else place(value, parameter)
-                    for key, value in saved[name].items()
-                }
+            yield name, parameter, group

@@ -137,19 +137,15 @@ class TrainState:
         """
         directory = Path(path)
         is_sharded = (directory / SHARDS).is_dir()
-        verify_manifest(
-            directory, None if is_sharded else [TRAINER, TRAINER_TENSORS], partial(intact_advice, directory)
-        )
-        rest, kept = (
-            read_json(directory / TRAINER, "the state of a training"),
-            load_tensors(directory / TRAINER_TENSORS),
-        )
-        if (
-            not {"step", "unlogged", "lanes", "random"}
-            <= rest.keys()
-            <= {each.name for each in dataclasses.fields(cls)}
-        ):
-            raise other_version(path)
+        checked = None if is_sharded else [TRAINER, TRAINER_TENSORS]
+        verify_manifest(directory, checked, partial(intact_advice, directory))
+        rest, kept = read_json(directory / TRAINER, "a training"), load_tensors(directory / TRAINER_TENSORS)
+        names = {each.name for each in dataclasses.fields(cls)} - {"model", "optimizer"}
+        if rest.keys() != names:
+            raise RunError(
+                f"{path} was saved by another version of glissando, and only that version can resume it. Start a new "
+                "training from its weights: glissando train --from RUN"
+            )
         rest["lanes"] = [[kept[f"lanes/{lane}/{n}"] for n in range(count)] for lane, count in enumerate(rest["lanes"])]
         rest["unlogged"] = Sums(**rest["unlogged"])
         if is_sharded and not tensors:
@@ -158,21 +154,13 @@ class TrainState:
         return cls(**rest, model=saved_weights(directory), optimizer=optimizer)
 
 
-def other_version(path: str | Path) -> RunError:
-    """The error for a checkpoint that holds something else than this version saves."""
-    return RunError(
-        f"{path} was saved by another version of glissando, and only that version can resume it. Start a new "
-        "training from its weights: glissando train --from RUN"
-    )
-
-
 def read_shards(path: Path, module: nn.Module, optimizer: torch.optim.Optimizer) -> None:
     """Gives a sharded module and its optimizer what a sharded checkpoint holds of them: this process reads its share of
     every tensor, whatever the number of processes that wrote it. Raises as `TrainState.load`."""
-    from glissando.shards import read_into, tensor_names
+    from glissando.shards import read_into, saved_tensors
 
     targets = {f"model/{name}": value for name, value in module.state_dict().items()}
-    saved = tensor_names(path)
+    saved = saved_tensors(path)
     if {name for name in saved if name.startswith("model/")} != targets.keys():
         raise RunError(f"{path} holds the weights of another model than its {CONFIG} describes. {RETRAIN}")
     slots = empty_state(optimizer, [name.removeprefix("optimizer/") for name in saved if name not in targets])
