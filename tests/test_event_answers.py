@@ -13,7 +13,7 @@ import torch
 
 from glissando.cli import main
 from glissando.config import from_dict
-from glissando.events.answers import observed, predicted, truth_of
+from glissando.events.answers import predicted, truth_of
 from glissando.events.example import drawn, table
 from glissando.events.options import EventsData
 from glissando.events.pictures import HISTORY, RESIDUALS, draw, track
@@ -53,7 +53,7 @@ def test_answers_are_those_of_the_likelihood_in_the_order_of_the_log(dates: bool
     held, encoding = prepared.valid, prepared.encoding
     assert encoding.ties
     assert encoding.resolution > 0
-    came, found = observed(held.steps, encoding), predicted(model, held)
+    came, found = held.steps.after.scored(), predicted(model, held)
     with torch.no_grad():
         each = [call(model, batch) for batch in held.scoring()]
     assert found.time.sum() == pytest.approx(sum(float(part.time.sum()) for part in each), rel=1e-5)
@@ -64,7 +64,7 @@ def test_answers_are_those_of_the_likelihood_in_the_order_of_the_log(dates: bool
     event = came.is_event
     assert np.allclose(found.kinds[event, came.kind[event]], found.kind[event], atol=1e-6)
     assert np.allclose(np.exp(found.kinds[event]).sum(1), 1, atol=1e-5)
-    alone = came.arrives & (came.tie == 0) & (came.before == 2)  # nothing comes after the last kind at one time
+    alone = came.arrives & (came.tie == 0) & (came.last == 2)  # nothing comes after the last kind at one time
     mass = np.exp(-found.low) - np.exp(-found.high)
     assert np.allclose(np.log(mass[alone]), found.time[alone], atol=1e-4)
     assert (came.phase is not None) == dates
@@ -75,7 +75,7 @@ def test_answers_are_those_of_the_likelihood_in_the_order_of_the_log(dates: bool
 def test_a_window_more_or_less_changes_no_order() -> None:
     one = [model_of(days(), window=window) for window in (8, 64)]
     first, second = (predicted(model, prepared.valid) for model, prepared in one)
-    came = observed(one[0][1].valid.steps, one[0][1].encoding)
+    came = one[0][1].valid.steps.after.scored()
     assert len(first.time) == len(second.time) == len(came.wait)
     assert np.allclose(first.time[:8], second.time[:8], atol=1e-5)  # no earlier window is cut off there
 
@@ -107,7 +107,7 @@ def test_the_hazards_of_a_picture_integrate_to_the_residuals(tmp_path: Path) -> 
     source = pandas.read_csv(io.StringIO(table("hawkes5", 4)))
     model, prepared = model_of(source, **HAWKES)
     held, log = prepared.valid, prepared.valid_log
-    came, found = observed(held.steps, prepared.encoding), predicted(model, held)
+    came, found = held.steps.after.scored(), predicted(model, held)
     assert found.high is not None
     shown = track(model, held, log, 0)
     assert (np.diff(shown.at) > 0).all()

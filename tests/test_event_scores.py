@@ -8,22 +8,23 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from glissando.events.baselines import POISSON, RENEWAL, WEEK, Baseline, Hazard, Observed, Predicted, baselines
+from glissando.events.baselines import POISSON, RENEWAL, WEEK, Baseline, Hazard, Predicted, baselines
+from glissando.events.batches import After
 from glissando.events.example import drawn
 from glissando.events.processes import Hawkes
-from glissando.events.scores import TRUTH, Truth, _kolmogorov, calibration, residuals, score
+from glissando.events.scores import TRUTH, _kolmogorov, calibration, residuals, score
 from tests.point_processes import ALL
 
 
-def seen(name: str, count: int, seed: int = 0, cut: float | None = None) -> tuple[Observed, Truth, Predicted]:
+def seen(name: str, count: int, seed: int = 0, cut: float | None = None) -> tuple[After, Predicted, Predicted]:
     """Series of a process up to `cut`, the log-likelihood of the truth, and all that the truth predicts."""
     process = copy.copy(ALL[name])
     process.end = cut or process.end
     parts = [_one(process, s, *each[:2]) for s, each in enumerate(drawn(process, count, seed))]
     joined = [np.concatenate(part) for part in zip(*parts, strict=True)]
-    observed = Observed(*joined[:8], kinds=process.kinds, week=24.0)
+    observed = After(*joined[:8], kinds=process.kinds, week=24.0)
     time, kind, kinds, passed = joined[8:]
-    return observed, Truth(time, kind), Predicted(time, kind, kinds, passed, passed)
+    return observed, Predicted(time, kind), Predicted(time, kind, kinds, passed, passed)
 
 
 def _one(process: Hawkes, number: int, times: np.ndarray, kinds: np.ndarray) -> tuple[np.ndarray, ...]:
@@ -38,12 +39,12 @@ def _one(process: Hawkes, number: int, times: np.ndarray, kinds: np.ndarray) -> 
     )  # fmt: skip
 
 
-def chain(waits: list[float], kinds: list[int], resolution: float = 0.0, tied: int = -1) -> Observed:
+def chain(waits: list[float], kinds: list[int], resolution: float = 0.0, tied: int = -1) -> After:
     """One series, whose observation does not end but with its last event."""
     wait, kind = np.array(waits), np.array(kinds)
     count = len(wait)
     tie = np.where(wait == 0, 1, 0) if tied >= 0 else np.full(count, -1)
-    return Observed(
+    return After(
         np.zeros(count, np.int64), wait, np.zeros(count), kind, tie, np.zeros(count, bool),
         np.append(-1, kind[:-1]), None, int(kind.max()) + 1, resolution,
     )  # fmt: skip
@@ -100,7 +101,7 @@ def test_the_probabilities_of_a_baseline_sum_to_one(name: str, resolution: float
     # nothing can come before 2
     wait = np.arange(3, 400) * 1.0 if resolution else 2 + (np.arange(400_000) + 0.5) * 1e-4
     count = len(wait)
-    asked = Observed(
+    asked = After(
         np.zeros(count, np.int64), wait, np.full(count, 2.0), np.zeros(count, np.int64), np.full(count, -1),
         np.zeros(count, bool), np.full(count, 1), np.full(count, 0.3), 2, resolution, train.week,
     )  # fmt: skip
@@ -144,7 +145,7 @@ def test_residuals_of_intervals_are_exponential() -> None:
 
 
 def test_a_wait_over_several_steps_is_one_residual_and_an_event_at_one_time_is_none() -> None:
-    held = Observed(
+    held = After(
         np.array([0, 0, 0, 0, 1]), np.array([1.0, 2.0, 0.0, 4.0, 8.0]), np.zeros(5), np.array([-1, 0, 1, 0, -1]),
         np.array([-1, 0, 1, 0, -1]), np.array([False] * 4 + [True]), np.full(5, -1), None, 2,
     )  # fmt: skip

@@ -71,7 +71,7 @@ def model_of(source, **more):
 def total(model, log, prepared, size: int = 128, warm: int = 128) -> float:
     """The log-likelihood of a log."""
     steps = Steps.of(log, prepared.encoding, prepared.scales)
-    held = Windows.of(steps, len(prepared.encoding.kinds), size, 4, 0, warm)
+    held = Windows.of(steps, EventsData(window=size, batch_size=4), warm)
     with torch.no_grad():
         found = [call(model, batch) for batch in held.scoring()]
     return sum(float(each.time.sum() + each.kind.sum()) for each in found)
@@ -114,7 +114,7 @@ def test_what_comes_after_each_step():
     assert after.kind.tolist() == [0, 1, 0, -1]
     assert after.wait.tolist() == [4, 0, 4, 3]
     assert after.end.tolist() == [False, False, False, True]
-    assert after.weight.sum() == 4
+    assert after.weight == 4
 
 
 def test_start_and_end_by_column(tmp_path):
@@ -328,8 +328,7 @@ def test_ties_and_waits_are_probabilities():
 def test_scales_are_of_the_training_alone():
     source = logs()
     model, prepared = model_of(source)
-    after = After.of(prepared.train_log, prepared.encoding)
-    assert scales(prepared.train_log, after).time_scale == prepared.scales.time_scale
+    assert scales(prepared.train_log, prepared.encoding).time_scale == prepared.scales.time_scale
     assert float(model.time_scale) == prepared.scales.time_scale
 
 

@@ -10,39 +10,20 @@ import torch
 from torch import Tensor
 
 from glissando.errors import DataError
-from glissando.events.baselines import Floats, Observed, Predicted
+from glissando.events.baselines import Predicted
 from glissando.events.batches import Steps, Windows
 from glissando.events.example import TRUTH_END, TRUTH_KIND, TRUTH_TIME
-from glissando.events.log import FIRST, EventEncoding, EventLog
+from glissando.events.log import EventLog
 from glissando.events.model import EventModel
-from glissando.events.scores import Truth
 from glissando.events.task import features
-from glissando.series.panel import SECONDS
+from glissando.series.batches import Floats
 from glissando.series.tables import Table
-
-
-def scored_steps(steps: Steps) -> np.ndarray:
-    """(n,) the index of each step after which something is scored."""
-    return np.flatnonzero(steps.after.is_scored)
-
-
-def observed(steps: Steps, encoding: EventEncoding) -> Observed:
-    """What came after each scored step."""
-    index = scored_steps(steps)
-    codes = steps.inputs["codes"].numpy()[index] - FIRST
-    wait, within, kind, tie, end = (part[index] for part in steps.after)
-    return Observed(
-        steps.series.numpy()[index], wait, within, kind, tie, end,
-        np.where((codes >= 0) & (codes < len(encoding.kinds)), codes, -1),
-        steps.inputs["phases"].numpy()[index, 1] if encoding.clock else None,
-        len(encoding.kinds), encoding.resolution, SECONDS["w"] / SECONDS[encoding.unit],
-    )  # fmt: skip
 
 
 @torch.no_grad()
 def predicted(model: EventModel, windows: Windows) -> Predicted:
     """What the model says of each scored step, in their order. Raises DataError where no event is scored."""
-    if not (windows.steps.after.kind >= 0).any():
+    if not windows.steps.after.events:
         raise DataError(
             "there is nothing to score: no event of a kind that the model predicts comes after the start of "
             "prediction; give a log with such events"
@@ -81,27 +62,28 @@ def predicted(model: EventModel, windows: Windows) -> Predicted:
     return Predicted(*(torch.cat(part).double().cpu()[order].numpy() for part in zip(*parts, strict=True)))
 
 
-def truth_of(table: Table, log: EventLog, steps: Steps) -> tuple[Truth | None, list[str]]:
+def truth_of(table: Table, log: EventLog, steps: Steps) -> tuple[Predicted | None, list[str]]:
     """The log-likelihood of the truth where the table has it, as that of `glissando events example`, and a line that
     says why there is none although it has."""
     names = (TRUTH_TIME, TRUTH_KIND, TRUTH_END)
     if not table.columns.keys() >= set(names):
         return None, []
-    index, after = scored_steps(steps), steps.after
-    if (after.within[index] > 0).any():
+    index = np.flatnonzero(steps.after.is_scored)
+    after = steps.after.at(index)
+    if (after.within > 0).any():
         return None, [
             f"no truth: {TRUTH_TIME} is of whole waits, and some begin before the start of prediction; hold whole "
             "series out (--data.split series)"
         ]
     row = np.full(len(index), -1)
-    event, end = after.kind[index] >= 0, after.end[index]
+    event, end = after.is_event, after.end
     row[event], row[end] = _rows(table, log.rows[index[event] + 1]), _rows(table, log.rows[index[end]])
     columns = {name: table.columns[name].numbers for name in names}
     time = np.where(event, columns[TRUTH_TIME][row], np.where(end, columns[TRUTH_END][row], 0.0))
     kind = np.where(event, columns[TRUTH_KIND][row], 0.0)
     if (row[event | end] < 0).any() or not np.isfinite(time + kind).all():
         return None, [f"no truth: a series without an event, or an event, has no {TRUTH_TIME}, {TRUTH_KIND}"]
-    return Truth(time, kind), []
+    return Predicted(time, kind), []
 
 
 def _rows(table: Table, places: Any) -> Floats:

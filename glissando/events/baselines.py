@@ -13,6 +13,8 @@ from typing import NamedTuple
 
 import numpy as np
 
+from glissando.events.batches import After
+
 Floats = np.ndarray
 #: names of the baselines
 POISSON, WEEK, RENEWAL = "poisson", "hour of week", "renewal"
@@ -20,46 +22,6 @@ POISSON, WEEK, RENEWAL = "poisson", "hour of week", "renewal"
 _HOURS, _BINS, _LEAST = 168, 40, 50
 #: events of the overall rate, and of the overall shares, that each bin is given beforehand
 _PRIOR, _PRIOR_KINDS = 0.5, 5.0
-
-
-class Observed(NamedTuple):
-    """What came after n scored steps, in the order of the log.
-
-    series  (n,) of the step
-    wait    (n,) time to the next event, or to where the wait is censored; 0: an event at the same time, or nothing
-    within  (n,) time within which nothing can come
-    kind    (n,) the next event's kind, 0 to K - 1; -1: the wait is censored
-    tie     (n,) 1: the next event is at the same time; 0: none is; -1: none could be
-    end     (n,) bool: the end of observation follows
-    before  (n,) the kind of the step itself; -1 where it is no predicted event
-    phase   (n,) fraction of the week that has passed at the step; None where times are no dates
-    kinds, resolution, week   K, r, and the length of a week in the unit of the times
-    """
-
-    series: np.ndarray
-    wait: Floats
-    within: Floats
-    kind: np.ndarray
-    tie: np.ndarray
-    end: np.ndarray
-    before: np.ndarray
-    phase: Floats | None
-    kinds: int
-    resolution: float = 0.0
-    week: float = 604_800.0
-
-    @property
-    def is_event(self) -> np.ndarray:
-        return self.kind >= 0
-
-    @property
-    def arrives(self) -> np.ndarray:
-        """(n,) bool: the next event comes after a wait."""
-        return self.is_event & (self.tie != 1)
-
-    @property
-    def events(self) -> int:
-        return int(self.is_event.sum())
 
 
 class Predicted(NamedTuple):
@@ -135,7 +97,7 @@ class Hazard:
 class Baseline:
     """A hazard of the wait, or of the time of the week, and shares of the kinds by a context."""
 
-    def __init__(self, name: str, train: Observed) -> None:
+    def __init__(self, name: str, train: After) -> None:
         self.name = name
         edges = np.array([0.0, np.inf])
         if name == WEEK:
@@ -160,7 +122,7 @@ class Baseline:
         np.add.at(self.shares, (context[event], train.kind[event]), 1.0)
         self.shares /= self.shares.sum(1, keepdims=True)
 
-    def predict(self, observed: Observed) -> Predicted:
+    def predict(self, observed: After) -> Predicted:
         """The likelihood of what is held out."""
         low, high, of = self._span(observed)
         begun = np.maximum(high - observed.resolution / of, low)
@@ -179,22 +141,22 @@ class Baseline:
         median = self.hazard.inverse(start + np.log(2)) - (low - observed.within / of)
         return Predicted(time, kind, shares, waited, whole, np.where(observed.tie == 1, 0.0, median * of))
 
-    def _span(self, seen: Observed) -> tuple[Floats, Floats, float]:
+    def _span(self, seen: After) -> tuple[Floats, Floats, float]:
         """Where the hazard is read: begin and end of each wait, and the unit of both."""
         if self.name != WEEK:
             return seen.within, seen.wait, 1.0
         assert seen.phase is not None
         return seen.phase + seen.within / seen.week, seen.phase + seen.wait / seen.week, seen.week
 
-    def _context(self, seen: Observed) -> np.ndarray:
+    def _context(self, seen: After) -> np.ndarray:
         """(n,) a number from 0 on."""
         if self.name == POISSON:
             return np.zeros(len(seen.kind), np.int64)
         if self.name == RENEWAL:
-            return seen.before + 1
+            return seen.last + 1
         return self.hazard.bin(self._span(seen)[1])
 
 
-def baselines(train: Observed) -> list[Baseline]:
+def baselines(train: After) -> list[Baseline]:
     """Those that can be fitted."""
     return [Baseline(name, train) for name in (POISSON, WEEK, RENEWAL) if name != WEEK or train.phase is not None]

@@ -17,8 +17,10 @@ from torch import Tensor
 from glissando.data.windows import BatchedWindows
 from glissando.errors import DataError
 from glissando.events.log import FIRST, EventEncoding, EventLog
+from glissando.events.options import EventsData
 from glissando.series.batches import Floats, Ints
 from glissando.series.history import Past, history
+from glissando.series.panel import SECONDS
 
 #: the smallest deviation of a column, and median gap: below it, float32 divides by zero
 _SMALLEST = 1e-30
@@ -46,24 +48,34 @@ class Scales(NamedTuple):
 
 
 class After(NamedTuple):
-    """What comes after each of N steps; nothing of it is read.
+    """What comes after each of n steps; nothing of it is read.
 
-    wait     (N,) time to the next event, or to what comes before one; 0 where there is none to score
-    within   (N,) time within which it is known that nothing came, as prediction starts then
-    kind     (N,) the next event's index among the predicted kinds; -1: the wait is censored, or not scored
-    tie      (N,) 1: the next event is at the same time; 0: none is; -1: not scored
-    end      (N,) bool: the wait is censored by the end of observation
+    series  (n,) of the step
+    wait    (n,) time to the next event, or to what comes before one; 0 where there is none to score
+    within  (n,) time within which it is known that nothing came, as prediction starts then
+    kind    (n,) the next event's index among the predicted kinds; -1: the wait is censored, or not scored
+    tie     (n,) 1: the next event is at the same time; 0: none is; -1: not scored
+    end     (n,) bool: the wait is censored by the end of observation
+    last    (n,) the predicted kind of the step itself; -1 where it is no such event
+    phase   (n,) fraction of the week that has passed at the step; None without a clock
+    kinds, resolution, week   K, r, and the length of a week in the unit of the times
     """
 
+    series: Ints
     wait: Floats
     within: Floats
     kind: Ints
     tie: Ints
     end: np.ndarray
+    last: Ints
+    phase: Floats | None
+    kinds: int
+    resolution: float = 0.0
+    week: float = SECONDS["w"]
 
     @classmethod
     def of(cls, log: EventLog, encoding: EventEncoding) -> After:
-        count, series = len(log.times), log.series
+        count, series, kinds = len(log.times), log.series, len(encoding.kinds)
         last = np.zeros(count, bool)
         last[log.starts[1:] - 1] = True
         following = np.minimum(np.arange(count) + 1, count - 1)
@@ -75,24 +87,48 @@ class After(NamedTuple):
         observed = (~last | end) & (gap > within)
         tied = comes & (gap == 0)
         may_tie = log.scored if encoding.ties else np.zeros(count, bool)
-        tie = np.where(may_tie, np.where(tied, 1, 0), -1)
-        kind = np.where(tied & ~may_tie, -1, kind)
-        wait = np.where(observed, gap, 0.0)
-        return cls(wait, np.where(observed, within, 0.0), kind, tie, end)
+        itself = log.codes - FIRST
+        return cls(
+            series, np.where(observed, gap, 0.0), np.where(observed, within, 0.0), np.where(tied & ~may_tie, -1, kind),
+            np.where(may_tie, np.where(tied, 1, 0), -1), end, np.where((itself >= 0) & (itself < kinds), itself, -1),
+            log.phases[:, 1] if encoding.clock else None, kinds, encoding.resolution,
+            SECONDS["w"] / SECONDS[encoding.unit],
+        )  # fmt: skip
+
+    def scored(self) -> After:
+        """What comes after the scored steps alone."""
+        return self.at(np.flatnonzero(self.is_scored))
+
+    def at(self, index: Ints) -> After:
+        parts: list[Any] = [part[index] if isinstance(part, np.ndarray) else part for part in self]
+        return After(*parts)
 
     @property
     def is_scored(self) -> np.ndarray:
         return (self.wait > 0) | (self.tie >= 0)
 
     @property
-    def weight(self) -> Ints:
-        """(N,) events and ends of observation."""
-        return (self.kind >= 0).astype(np.int64) + self.end
+    def is_event(self) -> np.ndarray:
+        return self.kind >= 0
+
+    @property
+    def arrives(self) -> np.ndarray:
+        """(n,) bool: the next event comes after a wait."""
+        return self.is_event & (self.tie != 1)
+
+    @property
+    def events(self) -> int:
+        return int(self.is_event.sum())
+
+    @property
+    def weight(self) -> int:
+        """Events and ends of observation."""
+        return self.events + int(self.end.sum())
 
 
-def scales(log: EventLog, after: After) -> Scales:
+def scales(log: EventLog, encoding: EventEncoding) -> Scales:
     """Reads the scales from the training log. Raises DataError for times that float32 cannot hold."""
-    channels: list[Any] = []
+    after, channels = After.of(log, encoding), list[Any]()
     for values in (log.marks, log.values, log.static):
         with np.errstate(invalid="ignore"):
             counts = (~np.isnan(values)).sum(0)
@@ -100,7 +136,7 @@ def scales(log: EventLog, after: After) -> Scales:
             scale = np.sqrt(np.nansum((values - mean) ** 2, 0) / np.maximum(counts, 1))
         channels += [mean, np.where(scale > np.maximum(1e-6 * np.abs(mean), _SMALLEST), scale, 1.0)]
     gaps = log.gaps[log.gaps > 0]
-    waits = after.wait[(after.kind >= 0) & (after.wait > 0)]
+    waits = after.wait[after.is_event & (after.wait > 0)]
     waits = waits if len(waits) else np.ones(1)
     gaps = gaps if len(gaps) else waits
     step = float(np.median(gaps))
@@ -131,7 +167,7 @@ class Steps:
     after: After
 
     @classmethod
-    def of(cls, log: EventLog, encoding: EventEncoding, scales: Scales, after: After | None = None) -> Steps:
+    def of(cls, log: EventLog, encoding: EventEncoding, scales: Scales) -> Steps:
         first = np.zeros(len(log.times), bool)
         first[log.starts[:-1]] = True
         begins = torch.from_numpy(first)
@@ -147,7 +183,7 @@ class Steps:
         return cls(
             torch.from_numpy(log.series), begins, inputs,
             {name: torch.from_numpy(part) for name, part in facts.items() if part.shape[1]},
-            Past(*(part[0] for part in known)), After.of(log, encoding) if after is None else after,
+            Past(*(part[0] for part in known)), After.of(log, encoding),
         )  # fmt: skip
 
     def inputs_at(self, index: Ints, real: np.ndarray) -> dict[str, Any]:
@@ -167,8 +203,7 @@ class Steps:
 
 
 class Targets(NamedTuple):
-    """What comes after n scored steps: as After, tensors; `place` (n,) is where each is among the B * L of a batch, and
-    `last` the predicted kind of the step itself, -1 of one that is no such event."""
+    """What comes after n scored steps: as After, tensors; `place` (n,) is where each is among the B * L of a batch."""
 
     place: Tensor
     wait: Tensor
@@ -206,13 +241,12 @@ class Windows(BatchedWindows[Batch]):
 
     steps: Steps
     scored: Ints
-    kinds: int
 
     @classmethod
-    def of(cls, steps: Steps, kinds: int, size: int, rows: int, seed: int, warm: int) -> Windows:
+    def of(cls, steps: Steps, data: EventsData, warm: int) -> Windows:
         """The windows over all scored steps, each with `warm` earlier ones, as far as its series has them; the first
-        window of a series has as many as `size`."""
-        used = steps.after.is_scored
+        window of a series has as many as data.window."""
+        used, size = steps.after.is_scored, data.window
         begins = np.flatnonzero(steps.first.numpy())
         ends = np.r_[begins[1:], len(used)]
         begin, scored, end = [], [], []
@@ -227,9 +261,8 @@ class Windows(BatchedWindows[Batch]):
             end.append(np.minimum(cuts + size, high))
         if not begin:
             raise DataError("there is nothing to score: no event comes after the start of prediction")
-        return cls(
-            np.concatenate(begin), np.concatenate(end), size, rows, seed, steps, np.concatenate(scored), kinds
-        )  # fmt: skip
+        joined = np.concatenate(begin), np.concatenate(end)
+        return cls(*joined, size, data.batch_size, data.seed, steps, np.concatenate(scored))
 
     def _follows(self) -> np.ndarray:
         series = self.steps.series.numpy()[self.scored]
@@ -246,9 +279,8 @@ class Windows(BatchedWindows[Batch]):
         inputs = steps.inputs_at(index, real)
         where = np.flatnonzero(real & (place >= scored[:, None]) & after.is_scored[index])
         chosen_steps = index.reshape(-1)[where]
-        codes = steps.inputs["codes"].numpy()[chosen_steps] - FIRST
-        last = np.where((codes >= 0) & (codes < self.kinds), codes, -1)
-        parts = (part[chosen_steps] for part in after[:4])
-        targets = Targets(*(torch.from_numpy(part) for part in (where, *parts, last)))
+        came = after.at(chosen_steps)
+        parts = (where, came.wait, came.within, came.kind, came.tie, came.last)
         fresh = None if goes_on is None else torch.full((len(chosen),), not goes_on)
-        return Batch(inputs, torch.from_numpy(chosen_steps), targets, int(after.weight[chosen_steps].sum()), fresh)
+        targets = Targets(*(torch.from_numpy(part) for part in parts))
+        return Batch(inputs, torch.from_numpy(chosen_steps), targets, came.weight, fresh)

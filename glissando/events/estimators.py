@@ -94,4 +94,4 @@ class EventForecaster(Estimator):
         run = self._fitted()
         windows = run.windows(run.read(frame, facts, values))
         prediction = predicted(run.model, windows)
-        return float((prediction.time + prediction.kind).sum() / (windows.steps.after.kind >= 0).sum())
+        return float((prediction.time + prediction.kind).sum() / windows.steps.after.events)

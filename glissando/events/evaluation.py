@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from glissando.errors import ConfigError, DataError, NotFiniteError, RunError
-from glissando.events.answers import observed, predicted, truth_of
+from glissando.events.answers import predicted, truth_of
 from glissando.events.scores import Score, score
 from glissando.events.task import EventRun, prepare
 from glissando.run_files import require_texts
@@ -43,28 +43,27 @@ def evaluate(
     if file is None:
         require_texts(run.data, Run.open(path), fix="--file FILE")
         prepared = prepare(run.data, run.encoding)
-        windows, log, lines, train = prepared.valid, prepared.valid_log, prepared.lines, prepared.train.steps
+        windows, log, lines, train = prepared.valid, prepared.valid_log, prepared.lines, prepared.train
         source = run.data.valid_path or run.data.path
     else:
         log, source = run.read(file), file
         windows, lines = run.windows(log), [*log.report]
         try:
             require_texts(trained.data, Run.open(path))
-            train = prepare(trained.data, trained.encoding).train.steps
+            train = prepare(trained.data, trained.encoding).train
         except (ConfigError, DataError, RunError) as error:
             lines.append(f"without predictors that need no network, as the training table cannot be read: {error}")
-    steps = windows.steps
+    came = windows.steps.after.scored()
     prediction = predicted(run.model, windows)
     if not np.isfinite(prediction.time.sum() + prediction.kind.sum()):
         raise NotFiniteError(
             f"the likelihoods of {path} are not all finite: its training diverged, or the file has times far beyond "
             "those trained on. Train again with a lower training.optimizer.learning_rate"
         )
-    came = observed(steps, run.encoding)
-    truth, notes = truth_of(read_table(str(source), run.data), log, steps)
+    truth, notes = truth_of(read_table(str(source), run.data), log, windows.steps)
     for line in (*lines, *notes):
         print(line, file=sys.stderr)
-    fitted = None if train is None else observed(train, run.encoding)
+    fitted = None if train is None else train.steps.after.scored()
     result = score(came, prediction, fitted, log.clock.unit, truth)
     if pictures is not None:
         from glissando.events.pictures import draw  # matplotlib takes a second to import

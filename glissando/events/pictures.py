@@ -10,13 +10,13 @@ import numpy as np
 import torch
 
 from glissando.evaluation.figures import figure_and_axes, label_ends
-from glissando.events.answers import scored_steps
-from glissando.events.baselines import Floats, Observed, Predicted
-from glissando.events.batches import Windows
+from glissando.events.baselines import Predicted
+from glissando.events.batches import After, Windows
 from glissando.events.log import FIRST, EventEncoding, EventLog
 from glissando.events.model import EventModel
 from glissando.events.scores import Residuals, residuals
 from glissando.events.task import features
+from glissando.series.batches import Floats
 from glissando.series.pictures import readable
 from glissando.series.tables import counted
 
@@ -49,7 +49,7 @@ def draw(
     windows: Windows,
     log: EventLog,
     encoding: EventEncoding,
-    came: Observed,
+    came: After,
     prediction: Predicted,
     out: Path,
 ) -> list[Path]:
@@ -70,16 +70,15 @@ def draw(
 def track(model: EventModel, windows: Windows, log: EventLog, series: int) -> Track:
     """The last steps of a series as the model reads them."""
     model.eval()
-    steps = windows.steps
-    index = scored_steps(steps)
-    index = index[steps.series.numpy()[index] == series][-_STEPS:]
+    after = windows.steps.after
+    index = np.flatnonzero(after.is_scored & (after.series == series))[-_STEPS:]
     window = np.flatnonzero((windows.scored <= index[-1]) & (index[-1] < windows.end))
     batch = windows.batch(window)
     h, targets, _ = features(model, batch)
     kept = (batch.index >= int(index[0])) & (targets.wait.cpu() > 0)
-    step, wait, after = batch.index[kept].numpy(), targets.wait[kept].double(), targets.within[kept].double()
+    step, wait, within = batch.index[kept].numpy(), targets.wait[kept].double(), targets.within[kept].double()
     shares = torch.linspace(0, 1, _POINTS, dtype=torch.float64, device=wait.device).clamp_min(1e-3) ** 2
-    waits = after.unsqueeze(-1) + (wait - after).unsqueeze(-1) * shares  # denser after an event
+    waits = within.unsqueeze(-1) + (wait - within).unsqueeze(-1) * shares  # denser after an event
     params = tuple(part.unsqueeze(1) for part in model.waits(h[kept]))
     hazards = model.head.hazards(params, (waits / model.time_scale).to(params[0].dtype)) / model.time_scale
     at = log.times[step][:, None] + waits.cpu().numpy()

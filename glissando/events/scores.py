@@ -11,7 +11,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from glissando.events.baselines import Floats, Observed, Predicted, baselines
+from glissando.events.baselines import Floats, Predicted, baselines
+from glissando.events.batches import After
 from glissando.series.scores import SHARE, Bootstrap, figures_table, in_words
 
 #: the row of what is known to be true
@@ -20,13 +21,6 @@ TRUTH = "truth"
 _STRETCH = 100
 #: bins of probability in which kinds are counted
 _BINS = 20
-
-
-class Truth(NamedTuple):
-    """The log-likelihood of the truth, of n scored steps as in Predicted."""
-
-    time: Floats
-    kind: Floats
 
 
 class Residuals(NamedTuple):
@@ -102,12 +96,12 @@ class Score(NamedTuple):
 
 
 def score(
-    observed: Observed, model: Predicted, train: Observed | None, unit: str, truth: Truth | None = None, seed: int = 0
+    observed: After, model: Predicted, train: After | None, unit: str, truth: Predicted | None = None, seed: int = 0
 ) -> Score:
     """The figures of a model on what is held out.
 
     Args:
-        held: What came; at least one event.
+        observed: What came; at least one event.
         model: What the model predicted of it.
         train: What the model was trained on, to which the baselines are fitted; None: there are none.
         unit: Of the times.
@@ -118,7 +112,7 @@ def score(
     if train is not None:
         predicted |= {each.name: each.predict(observed) for each in baselines(train)}
     if truth is not None:
-        predicted[TRUTH] = Predicted(*truth)
+        predicted[TRUTH] = truth
     bootstrap = Bootstrap(observed.series, observed.is_event, _STRETCH)
     figures: dict[str, dict[str, float]] = {}
     mean = bootstrap.means(model.time + model.kind)
@@ -138,7 +132,7 @@ def score(
     return Score(observed.events, int(observed.end.sum()), len(np.unique(observed.series)), unit, figures)
 
 
-def _of_forecasts(observed: Observed, each: Predicted, seed: int) -> dict[str, float]:
+def _of_forecasts(observed: After, each: Predicted, seed: int) -> dict[str, float]:
     """What is known of a predictor beside its likelihood."""
     row, arrives, event = {}, observed.arrives, observed.is_event
     if each.median is not None and arrives.any():
@@ -153,14 +147,14 @@ def _of_forecasts(observed: Observed, each: Predicted, seed: int) -> dict[str, f
     return row
 
 
-def residuals(observed: Observed, low: Floats, high: Floats, seed: int = 0) -> Residuals:
+def residuals(observed: After, low: Floats, high: Floats, seed: int = 0) -> Residuals:
     """The hazard integrated from each event to the next.
 
     One of an interval is drawn within it, and one that observation ends goes on by an exponential draw: both leave them
     exponential where the model is right. Events at one time have no wait.
 
     Args:
-        held: What came.
+        observed: What came.
         low: (n,) the integral over each wait, of an interval to its begin.
         high: (n,) to its end; `low` where times are exact, or the wait is censored.
         seed: Of the draws.
@@ -186,11 +180,8 @@ def residuals(observed: Observed, low: Floats, high: Floats, seed: int = 0) -> R
 
 def _kolmogorov(x: float) -> float:
     """P(K > x) of Kolmogorov's distribution."""
-    j = np.arange(1, 101)
-    if x < 1.18:  # the other series converges there
-        cdf = np.sqrt(2 * np.pi) / max(x, 1e-9) * np.exp(-((2 * j - 1) ** 2) * np.pi**2 / (8 * max(x, 0.04) ** 2)).sum()
-        return float(min(1.0, max(0.0, 1 - cdf)))
-    return float(2 * ((-1.0) ** (j - 1) * np.exp(-2 * j**2 * x**2)).sum())
+    j = np.arange(1, 1001)
+    return float(min(1.0, max(0.0, 2 * ((-1.0) ** (j - 1) * np.exp(-2 * j**2 * x**2)).sum())))
 
 
 def calibration(chances: Floats, kind: np.ndarray) -> float:

@@ -9,7 +9,7 @@ from typing import Annotated, Any, ClassVar, NamedTuple
 import torch
 
 from glissando.config import options, recorded
-from glissando.events.batches import After, Batch, Scales, Steps, Targets, Windows, scales
+from glissando.events.batches import Batch, Scales, Steps, Targets, Windows, scales
 from glissando.events.log import EventEncoding, EventLog, parts
 from glissando.events.model import EventConfig, EventModel, Likelihood
 from glissando.events.options import EventsData
@@ -66,19 +66,14 @@ def prepare(
     else:
         train, (valid, _) = log, read_events(data, data.valid_path, encoding)
         lines = [*log.report, *valid.report]
-    after = After.of(train, encoding)
-    units = scales(train, after)
-    steps = Steps.of(train, encoding, units, after)
-    cut = Windows.of(
-        steps, len(encoding.kinds), data.window, data.batch_size, data.seed, warm=data.window // 4
-    )  # fmt: skip
+    units = scales(train, encoding)
+    cut = Windows.of(Steps.of(train, encoding, units), data, warm=data.window // 4)
     return Prepared(encoding, units, cut, windows_of(valid, data, encoding, units), train, valid, lines)
 
 
 def windows_of(log: EventLog, data: EventsData, encoding: EventEncoding, units: Scales) -> Windows:
     """The windows of a log as it is scored: each knows a whole window of steps before it."""
-    steps = Steps.of(log, encoding, units)
-    return Windows.of(steps, len(encoding.kinds), data.window, data.batch_size, data.seed, warm=data.window)
+    return Windows.of(Steps.of(log, encoding, units), data, warm=data.window)
 
 
 def call(model: EventModel, batch: Batch) -> Likelihood:
