@@ -33,30 +33,20 @@ def predicted(model: EventModel, windows: Windows) -> Predicted:
     for batch in windows.scoring():
         h, targets, _ = features(model, batch)
         params, scale = model.waits(h), model.time_scale.double()
-        likely = model.log_likelihood(h, targets)
-        dtype, resolution = params[0].dtype, model.config.resolution
-        waits, comes = targets.wait > 0, (targets.kind >= 0) & (targets.tie != 1)
-        wait, within = (torch.where(x > 0, x / scale, 1.0).to(dtype) for x in (targets.wait, targets.within))
-        begun = ((targets.wait - resolution).clamp_min(0) / scale).to(dtype)
-        passed = -model.head.log_survival(params, wait)
-        before = torch.where(targets.within > 0, -model.head.log_survival(params, within), 0)
-        low = passed
-        if resolution:
-            low = torch.where(begun > 0, -model.head.log_survival(params, begun.where(begun > 0, 1.0)), 0)
-            low = torch.where(comes, torch.maximum(low, before), passed)
-        kinds = model.head.log_kinds(params, wait, resolution / float(scale))
-        median = model.head.quantile(params, 0.5, targets.within / scale) * scale
+        likely, head, resolution = model.log_likelihood(h, targets), model.head, model.config.resolution
+        comes = (targets.kind >= 0) & (targets.tie != 1)
+        times = targets.wait, targets.within, (targets.wait - resolution).clamp_min(0)
+        wait, within, begun = ((each / scale).to(params[0].dtype) for each in times)
+        high, before = head.passed(params, wait), head.passed(params, within)
+        low = torch.where(comes, torch.maximum(head.passed(params, begun), before), high)
+        kinds = head.log_kinds(params, torch.where(wait > 0, wait, 1.0), resolution / float(scale))
+        median = head.quantile(params, 0.5, targets.within / scale) * scale
         if model.tie is not None:
             none, ties = model.log_ties(h, targets.last)
             kinds = torch.where((targets.tie == 1).unsqueeze(-1), ties, kinds)
             median = torch.where(none < -math.log(2), 0.0, median)
-        zero = torch.zeros_like(passed)
-        parts.append(
-            (
-                likely.time, likely.kind, kinds, torch.where(waits, low - before, zero),
-                torch.where(waits, passed - before, zero), median,
-            )
-        )  # fmt: skip
+        rescaled = (torch.where(wait > 0, each - before, 0.0) for each in (low, high))
+        parts.append((likely.time, likely.kind, kinds, *rescaled, median))
         index.append(batch.index)
     order = torch.cat(index).argsort()
     return Predicted(*(torch.cat(part).double().cpu()[order].numpy() for part in zip(*parts, strict=True)))

@@ -78,6 +78,10 @@ class Waits(nn.Module, ABC):
     def log_kinds(self, params: Params, wait: Tensor, resolution: float = 0.0) -> Tensor:
         """log p(k | w) (..., K)."""
 
+    def passed(self, params: Params, wait: Tensor) -> Tensor:
+        """-log S(w) (...), the hazards integrated over w, which may be 0."""
+        return torch.where(wait > 0, -self.log_survival(params, torch.where(wait > 0, wait, 1.0)), 0.0)
+
     def log_prob(self, params: Params, wait: Tensor, kind: Tensor, resolution: float = 0.0) -> tuple[Tensor, Tensor]:
         """log p(w), or with a resolution the log-probability of its interval, and log p(k | w).
 
@@ -103,9 +107,7 @@ class Waits(nn.Module, ABC):
         """The wait (...) that is not exceeded with probability p, given that nothing came within `after`; float64."""
         params = tuple(each.double() for each in params)
         p, after = (torch.as_tensor(x, dtype=torch.float64, device=params[0].device) for x in (p, after))
-        begun = after > 0
-        survived = self.log_survival(params, torch.where(begun, after, 1.0))
-        goal = torch.where(begun, survived, 0.0) + torch.log1p(-p)
+        goal = torch.log1p(-p) - self.passed(params, after)
         low, high = torch.full_like(goal, _LOWEST), torch.full_like(goal, _HIGHEST)
         for _ in range(_HALVINGS):
             middle = (low + high) / 2
@@ -124,7 +126,7 @@ class Waits(nn.Module, ABC):
         """One draw for each step: the wait (...), float64, and the kind (...), int64, given that nothing came within
         `after`. With a resolution the wait is a multiple of it."""
         device = params[0].device
-        shape = torch.broadcast_shapes(self._batch(params), after.shape if isinstance(after, Tensor) else ())
+        shape = torch.broadcast_shapes(params[0].shape[:-1], after.shape if isinstance(after, Tensor) else ())
         p = torch.rand(shape, generator=generator, dtype=torch.float64, device=device)
         wait = self.quantile(params, p, after)
         if resolution > 0:
@@ -132,9 +134,6 @@ class Waits(nn.Module, ABC):
         kinds = self.log_kinds(params, wait.to(params[0].dtype), resolution).exp()
         drawn = torch.multinomial(kinds.flatten(0, -2), 1, generator=generator)
         return wait, drawn.view(wait.shape)
-
-    def _batch(self, params: Params) -> torch.Size:
-        return params[0].shape[:-1]
 
     def _deviation(self, wait: Tensor) -> Tensor:
         return (wait.log() - self.centre) / self.spread

@@ -182,16 +182,13 @@ class EventModel(TableModel):
         if mask is not None:
             gaps = torch.where(mask, gaps, 0)
         parts = [self._of_gaps(gaps)]
-        if self.config.clock:
-            assert phases is not None
+        if phases is not None:
             angles = 2 * math.pi * torch.cat([(harmonic + 1) * phases for harmonic in range(_HARMONICS)], -1)
             parts.append(torch.cat([angles.sin(), angles.cos()], -1).to(like.dtype))
-        if self.config.marks:
-            assert marks is not None
+        if marks is not None:
             parts += filled(marks, self.mark_mean, self.mark_scale, like.dtype)
         known = None
-        if self.config.values:
-            assert values is not None
+        if values is not None:
             scaled, there = filled(values, self.value_mean, self.value_scale, like.dtype)
             seen = there.bool() if mask is None else there.bool() & mask.unsqueeze(-1)
             known = history(scaled, seen, gaps, past if state is None else state.past)
@@ -222,17 +219,16 @@ class EventModel(TableModel):
         """
         params, kind = self.waits(h), targets.kind
         scale, dtype = self.time_scale.double(), params[0].dtype
-        wait = (torch.where(targets.wait > 0, targets.wait, scale) / scale).to(dtype)
-        within = (torch.where(targets.within > 0, targets.within, scale) / scale).to(dtype)
+        wait, within = ((part / scale).to(dtype) for part in (targets.wait, targets.within))
         resolution = self.config.resolution
         arrives = (kind >= 0) & (targets.tie != 1)
-        when, which = self.head.log_prob(params, wait, kind.clamp_min(0), resolution / float(scale))
+        some = torch.where(targets.wait > 0, wait, 1)
+        when, which = self.head.log_prob(params, some, kind.clamp_min(0), resolution / float(scale))
         if not resolution:
             when = when - scale.log().to(dtype)
-        nothing_came = torch.where(targets.wait > 0, self.head.log_survival(params, wait), 0)
-        time = torch.where(arrives, when, nothing_came)
-        if bool((targets.within > 0).any()):
-            time = time - torch.where(targets.within > 0, self.head.log_survival(params, within), 0)
+        time = torch.where(arrives, when, -self.head.passed(params, wait))
+        if bool((within > 0).any()):
+            time = time + self.head.passed(params, within)
         of_kind = torch.where(arrives, which, 0)
         if self.tie is None:
             return Likelihood(time, of_kind)

@@ -18,7 +18,6 @@ from glissando.backbone import ModelState
 from glissando.data.windows import by_length
 from glissando.errors import ConfigError, NotFiniteError
 from glissando.events.batches import Ints, Steps
-from glissando.events.heads import Params
 from glissando.events.log import FIRST, EventLog
 from glissando.events.model import EventModel
 from glissando.events.task import moved
@@ -108,7 +107,7 @@ def ahead(model: EventModel, h: Tensor, after: Tensor, horizon: Tensor) -> Ahead
     params = tuple(each.double().unsqueeze(1) for each in model.waits(h))
     after = (after.to(scale) / scale).unsqueeze(1)
     until = after + (horizon.to(after) / scale)
-    survival = (_log_survival(model, params, until) - _log_survival(model, params, after)).exp()
+    survival = (model.head.passed(params, after) - model.head.passed(params, until)).exp()
     hazard = model.head.hazards(params, until) / scale
     # the next event's kind, averaged over its time: in units of probability, where the average is over a unit interval
     nodes, weights = np.polynomial.legendre.leggauss(_NODES)
@@ -120,16 +119,11 @@ def ahead(model: EventModel, h: Tensor, after: Tensor, horizon: Tensor) -> Ahead
     return Ahead(hazard, survival, first)
 
 
-def _log_survival(model: EventModel, params: Params, wait: Tensor) -> Tensor:
-    begun = wait > 0
-    return torch.where(begun, model.head.log_survival(params, torch.where(begun, wait, 1.0)), 0.0)
-
-
 # ---------------------------------------------------------------------- futures
 
 
 class Futures(NamedTuple):
-    """E events of M futures, in order of series, future and time.
+    """E events of M futures.
 
     series  (E,) of the log
     future  (E,) 0 to n - 1
@@ -157,20 +151,18 @@ def futures(
         raise ConfigError(
             f"the horizon {horizon:g} is {gaps:,.0f} times the median gap between events: simulate up to {most:,}"
         )
-    parts: list[Futures] = []
     rows = torch.arange(len(present.series)).repeat_interleave(n)
     number = torch.arange(n).repeat(len(present.series))
-    for begin in range(0, len(rows), _ROWS):
-        chosen = slice(begin, begin + _ROWS)
-        parts.append(_drawn(model, present.rows(rows[chosen]), number[chosen], horizon, generator, most))
-    events = Futures(*(np.concatenate(part) for part in zip(*parts, strict=True)))
-    order = np.lexsort((events.kind, events.time, events.future, events.series))
-    return Futures(*(part[order] for part in events))
+    parts: list[tuple[Tensor, ...]] = [(rows[:0], number[:0], present.after[:0].double(), rows[:0])]
+    for chosen in torch.arange(len(rows)).split(_ROWS):
+        parts += _drawn(model, present.rows(rows[chosen]), number[chosen], horizon, generator, most)
+    return Futures(*(torch.cat([each.cpu() for each in part]).numpy() for part in zip(*parts, strict=True)))
 
 
 def _drawn(
     model: EventModel, at: Present, number: Tensor, horizon: float, generator: torch.Generator, most: int
-) -> Futures:
+) -> list[tuple[Tensor, ...]]:
+    """Futures in pieces, an event of each row at most."""
     scale, resolution = model.time_scale.double(), model.config.resolution
     time, after = torch.zeros_like(at.after), at.after
     parts: list[tuple[Tensor, ...]] = []
@@ -191,7 +183,7 @@ def _drawn(
         time = torch.where(tied, time, time + wait - after)
         kept = (time <= horizon).nonzero().flatten()
         if not len(kept):
-            return _joined(parts)
+            return parts
         at, number, time, kind, gap = at.rows(kept), number[kept], time[kept], kind[kept], gap[kept]
         parts.append((at.series, number, time, kind))
         at = _read(model, at, kind, gap)
@@ -219,9 +211,3 @@ def _read(model: EventModel, at: Present, kind: Tensor, gap: Tensor) -> Present:
     h, state = model((kind + FIRST).unsqueeze(1), at.state, dt=gap.unsqueeze(1), **inputs)
     assert state is not None
     return at._replace(state=state, h=h[:, 0], phases=phases)
-
-
-def _joined(parts: list[tuple[Tensor, ...]]) -> Futures:
-    if not parts:
-        return Futures(np.empty(0, np.int64), np.empty(0, np.int64), np.empty(0), np.empty(0, np.int64))
-    return Futures(*(torch.cat(part).cpu().numpy() for part in zip(*parts, strict=True)))
