@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import replace
-from itertools import count
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -92,23 +91,6 @@ class _Steps(NamedTuple):
         return _Steps(*(part[index] for part in self))
 
 
-class _Line(NamedTuple):
-    """Ticks on one line of time: origin + ticks / per is a time in the user's table.
-
-    origin  an integer of ticks; 0 of floats
-    """
-
-    origin: int
-    per: int
-
-    def origins(self, ticks: np.ndarray, form: str) -> np.ndarray:
-        """Times as Clock has them."""
-        if ticks.dtype.kind == "f":
-            return ticks
-        whole = np.array([self.origin + int(tick) for tick in ticks], object)
-        return Times(whole, self.per).origins(np.arange(len(ticks)), form)
-
-
 class _Moments(NamedTuple):
     """A time (S,) of each series, where it has one."""
 
@@ -149,9 +131,9 @@ class _Reader(ColumnReader):
         start, end = self._moments("start"), self._moments("end")
         values, measured = self._values()
         read = [times(self.table, str(data.time), self._form), measured, start[0], end[0]]
-        (ticks, of_values, of_start, of_end), line, coarse = _common(read)
-        if coarse > 1:
-            self.report.append(f"times rounded to {1 / line.per:g} {self.fixed.unit}: they have more digits than fit")
+        (ticks, of_values, of_start, of_end), origin, per = _common(read)
+        if self._form == "date" and ticks.dtype.kind == "f":
+            raise DataError(f"the times {data.time} span more than 292 years, beyond nanoseconds: correct the outlier")
         since, until = (
             _Moments.of(each, series, len(self.names)) for each, (_, series) in ((of_start, start), (of_end, end))
         )
@@ -161,7 +143,7 @@ class _Reader(ColumnReader):
         steps = self._merged(_Steps(self.series, ticks, rank, codes, raw, rows, np.full(len(ticks), -1)))
         starts = _blank(np.flatnonzero(since.known), since.ticks[since.known], _START)
         steps = _joined([steps, self._value_steps(values, of_values), starts])
-        return self._made(self._within(steps, since, until), since, until, line, values)
+        return self._made(self._within(steps, since, until), since, until, origin, per, values)
 
     @property
     def _form(self) -> Any:
@@ -355,7 +337,7 @@ class _Reader(ColumnReader):
     # ---------------------------------------------------------------------- the log
 
     def _made(
-        self, steps: _Steps, since: _Moments, until: _Moments, line: _Line, panel: Panel | None
+        self, steps: _Steps, since: _Moments, until: _Moments, origin: int, per: int, panel: Panel | None
     ) -> tuple[EventLog, EventEncoding]:
         present, series = np.unique(steps.series, return_inverse=True)
         if not len(present):
@@ -365,42 +347,42 @@ class _Reader(ColumnReader):
         begin = np.where(since.known[present], since.ticks[present], first)
         end = np.where(until.known[present], until.ticks[present], last)
         scored = (steps.rank == _EVENT) & (steps.ticks > begin[series])
-        gaps = np.diff(steps.ticks, prepend=steps.ticks[:1]).astype(np.float64) / line.per
+        gaps = np.diff(steps.ticks, prepend=steps.ticks[:1]).astype(np.float64) / per
         gaps[starts[:-1]] = 0.0
         (marks, mark_codes), (static, static_codes) = self._marks(steps.row), self._facts(present)
         values = np.full((len(series), 0 if panel is None else panel.values.shape[1]), np.nan)
         if panel is not None:
             values[steps.value >= 0] = panel.values[steps.value[steps.value >= 0]]
-        clock = Clock(self.fixed.time_form, self.fixed.unit, line.origins(first, self.fixed.time_form))
+        whole = Times(first if first.dtype.kind == "f" else first.astype(object) + origin, per)
+        clock = Clock(self.fixed.time_form, self.fixed.unit, whole.origins(np.arange(len(first)), self._form))
         if self.known is None:
             tied = scored[1:] & scored[:-1] & (gaps[1:] == 0) & (series[1:] == series[:-1])
             days = 0.0 if self._form != "date" else float(steps.ticks.max() - steps.ticks.min()) / 86400e9
             self.fixed = replace(
                 self.fixed, ties=bool(tied.any()), clock=days > _CLOCK_DAYS,
-                resolution=self._resolution(steps, end, until, line, clock, gaps[scored & (gaps > 0)]),
+                resolution=self._resolution(steps, end, until, per, clock, gaps[scored & (gaps > 0)]),
             )  # fmt: skip
         rows = np.where(steps.row >= 0, self.table.places[steps.row], 0)
-        times_ = (steps.ticks - first[series]) / line.per
         log = EventLog(
-            names=[self.names[s] for s in present], starts=starts, times=times_, gaps=gaps, codes=steps.code,
-            scored=scored, marks=marks, mark_codes=mark_codes, values=values, static=static, static_codes=static_codes,
-            since=(begin - first) / line.per, until=(end - first) / line.per, ended=until.known[present],
-            phases=self._phases(steps.ticks, line), rows=rows, clock=clock, report=[], source=self.table.source,
-            unit=self.table.unit,
+            names=[self.names[s] for s in present], starts=starts, times=(steps.ticks - first[series]) / per, gaps=gaps,
+            codes=steps.code, scored=scored, marks=marks, mark_codes=mark_codes, values=values, static=static,
+            static_codes=static_codes, since=(begin - first) / per, until=(end - first) / per,
+            ended=until.known[present], phases=self._phases(steps.ticks, origin), rows=rows, clock=clock, report=[],
+            source=self.table.source, unit=self.table.unit,
         )  # fmt: skip
         return replace(log, report=[*described(log, self.fixed, self.data), *self.report]), self.fixed
 
-    def _phases(self, ticks: np.ndarray, line: _Line) -> np.ndarray:
+    def _phases(self, ticks: np.ndarray, origin: int) -> np.ndarray:
         """Fractions of the day and of the week, which begins on Monday, in UTC."""
         made = np.zeros((len(ticks), 2))
         if self._form == "date":
             for column, (days, shift) in enumerate(((1, 0), (7, 3))):
                 period = days * 86400 * 10**9
-                made[:, column] = (ticks + (line.origin + shift * 86400 * 10**9) % period) % period / period
+                made[:, column] = (ticks + (origin + shift * 86400 * 10**9) % period) % period / period
         return made
 
     def _resolution(
-        self, steps: _Steps, end: np.ndarray, until: _Moments, line: _Line, clock: Clock, waits: np.ndarray
+        self, steps: _Steps, end: np.ndarray, until: _Moments, per: int, clock: Clock, waits: np.ndarray
     ) -> float:
         """data.resolution in the unit of the times, or what all are multiples of."""
         text = self.data.resolution
@@ -410,31 +392,21 @@ class _Reader(ColumnReader):
             return 0.0
         known = end[until.known[np.unique(steps.series)]]
         apart = np.r_[steps.ticks[steps.row >= 0], known]
-        resolution = float(math.gcd(*np.unique(apart - apart[0]).tolist())) / line.per
+        resolution = float(math.gcd(*np.unique(apart - apart[0]).tolist())) / per
         return resolution if resolution >= _FINE * float(np.median(waits)) else 0.0
 
 
-def _common(parts: Sequence[Times]) -> tuple[list[np.ndarray], _Line, int]:
-    """Ticks of several columns on one line of time, int64 since the earliest, or float64; and how many of their own
-    ticks one of int64 is: more than 1 where these have more digits than fit."""
+def _common(parts: Sequence[Times]) -> tuple[list[np.ndarray], int, int]:
+    """Ticks of several columns on one line of time; origin + ticks / per is a time: int64 since the earliest tick, or
+    floats with 0 as the origin, where a column has such or digits that do not fit."""
     filled = [part for part in parts if len(part.ticks)]
-    if any(part.ticks.dtype.kind == "f" for part in filled):
-        return [part.between(part.ticks) for part in parts], _Line(0, 1), 1
     per = max(part.per for part in filled)
-    ends = [int(end) * (per // part.per) for part in filled for end in (part.ticks.min(), part.ticks.max())]
-    coarse = next(10**n for n in count() if (max(ends) - min(ends)) // 10**n < 2**62)
-    if per % coarse:
-        raise DataError("the times of the tables lie too far apart for their digits: correct the outlier")
-    origin = (min(ends) + coarse // 2) // coarse
-    return [_since(part, per, origin, coarse) for part in parts], _Line(origin, per // coarse), coarse
-
-
-def _since(part: Times, per: int, origin: int, coarse: int) -> np.ndarray:
-    factor = per // part.per
-    small = part.ticks.dtype != object and factor * int(np.abs(part.ticks).max(initial=1)) < 2**62 > abs(origin)
-    if coarse == 1 and small:
-        return part.ticks * factor - origin
-    return ((part.ticks.astype(object) * factor + coarse // 2) // coarse - origin).astype(np.int64)
+    if all(part.ticks.dtype.kind != "f" for part in filled):
+        ends = [int(end) * (per // part.per) for part in filled for end in (part.ticks.min(), part.ticks.max())]
+        if max(ends) - min(ends) < 2**63:
+            exact = [part.ticks.astype(object) * (per // part.per) - min(ends) for part in parts]
+            return [part.astype(np.int64) for part in exact], min(ends), per
+    return [part.between(part.ticks) for part in parts], 0, 1
 
 
 def _blank(series: np.ndarray, ticks: np.ndarray, rank: int) -> _Steps:
