@@ -18,6 +18,8 @@ from glissando.events.batches import After
 Floats = np.ndarray
 #: names of the baselines
 POISSON, WEEK, RENEWAL = "poisson", "hour of week", "renewal"
+#: a time that is longer than any
+_NEVER = 1e30
 #: hours of a week; bins of the renewal process at most, and events that one has at least
 _HOURS, _BINS, _LEAST = 168, 40, 50
 #: events of the overall rate, and of the overall shares, that each bin is given beforehand
@@ -43,11 +45,11 @@ class Predicted(NamedTuple):
 
 
 class Hazard:
-    """A hazard that is constant between edges, the last one for ever, or with a period of 1."""
+    """A hazard that is constant between edges (B + 1,), which ascend from 0, and has the last one as its period: 1, or
+    a time that nothing reaches."""
 
-    def __init__(self, edges: Floats, period: bool) -> None:
-        """edges: (B + 1,) ascending from 0, the last one infinite, or 1 of a period."""
-        self.edges, self.period = edges, period
+    def __init__(self, edges: Floats) -> None:
+        self.edges, self.period = edges, edges[-1]
         self.rate = np.ones(len(edges) - 1)
 
     def fit(self, low: Floats, high: Floats, events: Floats, resolution: float) -> None:
@@ -61,37 +63,27 @@ class Hazard:
 
     def bin(self, t: Floats, resolution: float = 0.0) -> np.ndarray:
         """The bin of times, or of the intervals of a length `resolution` that end at them."""
-        t = t - resolution / 2
-        t = t - np.floor(t) if self.period else t
-        return (np.searchsorted(self.edges, t, side="right") - 1).clip(0, len(self.rate) - 1)
+        inner = np.searchsorted(self.edges, (t - resolution / 2) % self.period, side="right") - 1
+        return inner.clip(0, len(self.rate) - 1)
 
     def integral(self, t: Floats) -> Floats:
         """From 0 to t."""
-        whole = np.floor(t) if self.period else np.zeros_like(t)
-        place = self.bin(t)
-        passed = self._at_edges()
-        return whole * passed[-1] * self.period + passed[place] + self.rate[place] * (t - whole - self.edges[place])
+        at_edges = self._at_edges()
+        return t // self.period * at_edges[-1] + np.interp(t % self.period, self.edges, at_edges)
 
     def inverse(self, value: Floats) -> Floats:
         """The t of an integral."""
-        passed = self._at_edges()
-        whole = np.floor(value / passed[-1]) if self.period else np.zeros_like(value)
-        value = value - (whole * passed[-1] if self.period else 0.0)
-        place = (np.searchsorted(passed[: len(self.rate)], value, side="right") - 1).clip(0, len(self.rate) - 1)
-        return whole + self.edges[place] + (value - passed[place]) / self.rate[place]
+        at_edges = self._at_edges()
+        return value // at_edges[-1] * self.period + np.interp(value % at_edges[-1], at_edges, self.edges)
 
     def _at_edges(self) -> Floats:
-        """(B + 1,) the integral to each edge; of the last one only where it is finite."""
-        widths = np.diff(self.edges)
-        return np.append(0.0, np.cumsum(self.rate * np.where(np.isfinite(widths), widths, 0.0)))
+        """(B + 1,) the integral to each edge."""
+        return np.append(0.0, np.cumsum(self.rate * np.diff(self.edges)))
 
     def _passed(self, b: int, t: Floats) -> Floats:
         """The time that a clock at t has spent in bin b."""
-        low, high = self.edges[b], self.edges[b + 1]
-        if not self.period:
-            return t.clip(low, high) - low
-        whole = np.floor(t)
-        return whole * (high - low) + (t - whole).clip(low, high) - low
+        low, high = self.edges[b : b + 2]
+        return t // self.period * (high - low) + (t % self.period).clip(low, high) - low
 
 
 class Baseline:
@@ -99,16 +91,13 @@ class Baseline:
 
     def __init__(self, name: str, train: After) -> None:
         self.name = name
-        edges = np.array([0.0, np.inf])
+        edges, waits = np.array([0.0, _NEVER]), train.wait[train.arrives]
         if name == WEEK:
             edges = np.linspace(0, 1, _HOURS + 1)
-        elif name == RENEWAL:
-            waits = train.wait[train.arrives]
-            bins = int(min(_BINS, max(1, len(waits) // _LEAST)))
-            if len(waits):
-                inner = np.unique(np.quantile(waits, np.linspace(0, 1, bins + 1)[1:-1]))
-                edges = np.array([0.0, *inner, np.inf])
-        self.hazard = Hazard(edges, name == WEEK)
+        elif name == RENEWAL and len(waits):
+            bins = min(_BINS, max(1, len(waits) // _LEAST))
+            edges = np.array([0.0, *np.unique(np.quantile(waits, np.linspace(0, 1, bins + 1)[1:-1])), _NEVER])
+        self.hazard = Hazard(edges)
         waits_ = train.wait > 0
         low, high, of = self._span(train)
         self.hazard.fit(low[waits_], high[waits_], high[train.arrives], train.resolution / of)
