@@ -10,7 +10,7 @@ from engines import model_of, request_for, run_down, submit
 
 from glissando.data.tokenizers import ByteTokenizer
 from glissando.generation import generate
-from glissando.mixers.tau.cache import TauState
+from glissando.mixers.tau.layer import TauState
 from glissando.model import LanguageModel
 from glissando.serving.engine import BusyError, Engine
 from glissando.state import Slotted, State, fit_room, state_bytes

@@ -13,8 +13,8 @@ from glissando.mixers import Attention
 from glissando.mixers.tau import Tau
 from glissando.mixers.tau import laplacian as graphs
 from glissando.mixers.tau.attention import tau_attention
-from glissando.mixers.tau.cache import Projected, TauState
 from glissando.mixers.tau.laplacian import energy
+from glissando.mixers.tau.layer import Projected, TauState
 from glissando.state import state_bytes
 
 GATED = {"importance": True, "forget_gate": True}

@@ -24,14 +24,9 @@ TOKENS = 1_000_000
 #: rows and width of the arrays for which threads are chosen
 _USUAL = (1024, 256)
 
-_OF_TEXT = ("neighbors", "tokens", "vocabulary")
-#: source -> its further options
-SOURCES: dict[str, tuple[str, ...]] = {
-    "embeddings": ("neighbors",),
-    "corpus": _OF_TEXT,
-    "text": _OF_TEXT,
-}
-_DETAILS = tuple(dict.fromkeys(name for names in SOURCES.values() for name in names))
+SOURCES = ("embeddings", "corpus", "text")
+#: options of corpus and text alone
+_OF_TEXT = ("tokens", "vocabulary")
 
 
 def main(arguments: Sequence[str]) -> None:
@@ -58,7 +53,7 @@ def main(arguments: Sequence[str]) -> None:
 
 def build(options: Namespace) -> str:
     """Makes the file; what was made of what, in two lines."""
-    source = _source(options)
+    _require_source(options)
     if options.file is not None:
         raise ConfigError(f"build takes no file, got {options.file}; name the one to write with --out")
     if options.out is None:
@@ -70,7 +65,11 @@ def build(options: Namespace) -> str:
     options.out = str(Path(options.out).expanduser())
     graphs.refuse_existing(options.out)
     choose_threads(options, *_USUAL)
-    laplacian, about = _graph(source, options)
+    neighbors = NEIGHBORS if options.neighbors is None else options.neighbors
+    embeddings, counts, about = _embed(options)
+    laplacian = graphs.from_embeddings(embeddings, neighbors, counts)
+    about |= {"features": str(len(laplacian)), "neighbors": str(neighbors)}
+    laplacian = graphs.normalise(laplacian if options.size is None else graphs.project(laplacian, options.size))
     graphs.save(options.out, laplacian, about)
     n_edges = graphs.edges_of(laplacian)[1].numel()
     listed = ", ".join(f"{name} {value}" for name, value in about.items())
@@ -79,75 +78,49 @@ def build(options: Namespace) -> str:
 
 def show(options: Namespace) -> str:
     """A saved Laplacian in figures, one a line."""
-    if extra := _given(options, (*SOURCES, *_DETAILS, "size", "out")):
+    if extra := _given(options, (*SOURCES, *_OF_TEXT, "neighbors", "size", "out")):
         raise ConfigError(f"show takes a file alone; leave out --{', --'.join(extra)}")
     if options.file is None:
         raise ConfigError("show needs a file: glissando laplacian show domain.safetensors")
+    import torch
+
     from . import laplacian as graphs
 
     laplacian, about = graphs.load(options.file)
-    figures = _figures(laplacian) | about
-    return "\n".join(f"{name:28} {value}" for name, value in figures.items())
-
-
-def _figures(laplacian: Tensor) -> dict[str, str]:
-    import torch
-
-    from .laplacian import components, edges_of
-
-    degrees, parts = laplacian.diagonal(), len(components(laplacian))
+    degrees, parts = laplacian.diagonal(), len(graphs.components(laplacian))
     eigenvalues = torch.linalg.eigvalsh(laplacian)
     figures = {
-        "size": str(len(laplacian)),
-        "edges": str(edges_of(laplacian)[1].numel()),
+        "size": len(laplacian),
+        "edges": graphs.edges_of(laplacian)[1].numel(),
         "degrees": f"{float(degrees.min()):.4g} to {float(degrees.max()):.4g}, mean {float(degrees.mean()):.4g}",
-        "components": str(parts),
+        "components": parts,
     }
     if parts < len(laplacian):  # the eigenvalue 0 has one vector for each component
         name = "algebraic connectivity" if parts == 1 else "smallest nonzero eigenvalue"
         figures[name] = f"{float(eigenvalues[parts]):.4g}"
-    return figures | {"largest eigenvalue": f"{float(eigenvalues[-1]):.4g}"}
+    figures |= {"largest eigenvalue": f"{float(eigenvalues[-1]):.4g}"} | about
+    return "\n".join(f"{name:28} {value}" for name, value in figures.items())
 
 
-def _source(options: Namespace) -> str:
-    """The one source that is given. Raises ConfigError for none, several, and an option that it has no use for."""
+def _require_source(options: Namespace) -> None:
+    """Raise ConfigError for no source, for several, and for an option that it has no use for."""
     sources = _given(options, SOURCES)
-    choice = ", ".join(f"--{name}" for name in SOURCES)
     if len(sources) != 1:
         got = " and ".join(f"--{name}" for name in sources) or "none"
-        raise ConfigError(f"build needs exactly one source, got {got}; choose one of {choice}")
-    source = sources[0]
-    for name in _given(options, _DETAILS):
-        if name not in SOURCES[source]:
-            users = ", ".join(f"--{other}" for other, uses in SOURCES.items() if name in uses)
-            raise ConfigError(f"--{name} does nothing for --{source}; leave it out, or build from {users}")
-    return source
-
-
-def _graph(source: str, options: Namespace) -> tuple[Tensor, dict[str, str]]:
-    """The Laplacian, of the requested size, and its description."""
-    from .laplacian import from_embeddings, normalise, project
-
-    neighbors = NEIGHBORS if options.neighbors is None else options.neighbors
-    embeddings, counts, about = _embed(source, options)
-    laplacian = from_embeddings(embeddings, neighbors, counts)
-    about |= {"features": str(len(laplacian)), "neighbors": str(neighbors)}
-    return normalise(laplacian if options.size is None else project(laplacian, options.size)), about
+        raise ConfigError(f"build needs exactly one source, got {got}; choose one of --{', --'.join(SOURCES)}")
+    if sources == ["embeddings"] and (extra := _given(options, _OF_TEXT)):
+        raise ConfigError(f"--{extra[0]} does nothing for --embeddings; leave it out, or build from --corpus, --text")
 
 
 def _given(options: Namespace, names: Iterable[str]) -> list[str]:
     return [name for name in names if getattr(options, name) is not None]
 
 
-def _embed(source: str, options: Namespace) -> tuple[Tensor, Tensor | None, dict[str, str]]:
+def _embed(options: Namespace) -> tuple[Tensor, Tensor | None, dict[str, str]]:
     """Embeddings (n, F), how often each row counts, and their description: names of files, never their folders."""
-    if source == "embeddings":
+    if options.embeddings is not None:
         path = Path(options.embeddings)
         return read_embeddings(path), None, {"source": f"embeddings {path.name}"}
-    return _embed_corpus(options)
-
-
-def _embed_corpus(options: Namespace) -> tuple[Tensor, Tensor, dict[str, str]]:
     from glissando.data.tokenizers import train_bpe
 
     from .laplacian import token_embeddings_from_corpus

@@ -28,7 +28,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from glissando.errors import ConfigError, RunError
+from glissando.errors import ConfigError, RunError, nearest
 from glissando.precision import exact, without_autocast
 from glissando.storage import save_tensors
 
@@ -81,17 +81,34 @@ def from_embeddings(embeddings: Tensor, neighbors: int = 8, counts: Tensor | Non
     Raises ConfigError for what is no finite matrix, for counts of another length or below 0, for F <= neighbors, and
     where no two columns resemble each other, as with singular vectors or principal components, which are orthogonal.
     """
-    _require_matrix(embeddings)
+    if embeddings.dim() != 2 or embeddings.dtype.is_complex or not len(embeddings):
+        raise ConfigError(
+            f"embeddings are expected as real numbers (n, F), one row an item, got {embeddings.dtype} of shape "
+            f"{tuple(embeddings.shape)}"
+        )
+    if bad := int((~embeddings.isfinite()).sum()):
+        raise ConfigError(f"{bad} of the {embeddings.numel()} embedding entries are not finite; drop those rows")
     features = embeddings.shape[1]
-    _require_neighbors(neighbors, features)
+    _require_size(features)
+    if not 1 <= neighbors < features:
+        raise ConfigError(
+            f"neighbors is {neighbors}, and of {features} features each has {features - 1} others; choose neighbors in "
+            f"1..{features - 1}, or more features"
+        )
     columns = embeddings.detach().to(torch.float64)
     if counts is not None:
         if counts.shape != columns.shape[:1] or (counts < 0).any():
             expected = f"{len(columns)} numbers from 0 on, one a row"
             raise ConfigError(f"counts are expected as {expected}, got {tuple(counts.shape)}")
         columns = columns * counts.to(torch.float64).sqrt().unsqueeze(-1)
-    cosine = _cosines(columns)
-    adjacency = torch.where(_linked(cosine, neighbors) & (cosine > _NO_SIMILARITY), cosine, 0.0)
+    largest = columns.abs().amax(0)
+    # Divided first, entries near either end of the range do not leave it when they are squared.
+    unit = F.normalize(columns / torch.where(largest > 0, largest, 1.0), dim=0)
+    cosine = unit.T @ unit
+    cosine = (cosine + cosine.T) / 2  # symmetric to the bit
+    nearest_ones = cosine.clone().fill_diagonal_(-torch.inf).topk(neighbors, 1).indices
+    chosen = torch.zeros_like(cosine, dtype=torch.bool).scatter_(1, nearest_ones, True)
+    adjacency = torch.where((chosen | chosen.T) & (cosine > _NO_SIMILARITY), cosine, 0.0)
     if not adjacency.any():
         raise ConfigError(
             f"no two of the {features} columns have a positive cosine, so their graph has no edge. Singular vectors "
@@ -177,38 +194,24 @@ def fiedler_order(laplacian: Tensor) -> Tensor:
     The Fiedler vector, of the second-smallest eigenvalue, is the smoothest one that is not constant; of its two signs,
     the one whose largest entry is positive.
     """
-    return torch.cat([_component_order(laplacian, torch.tensor(nodes)) for nodes in components(laplacian)])
-
-
-def _component_order(laplacian: Tensor, nodes: Tensor) -> Tensor:
-    if len(nodes) < 3:
-        return nodes
-    fiedler = torch.linalg.eigh(laplacian[nodes][:, nodes])[1][:, 1]
-    return nodes[(fiedler * fiedler[fiedler.abs().argmax()].sign()).argsort(stable=True)]
+    orders = []
+    for nodes in map(torch.tensor, components(laplacian)):
+        if len(nodes) > 2:
+            fiedler = torch.linalg.eigh(laplacian[nodes][:, nodes])[1][:, 1]
+            nodes = nodes[(fiedler * fiedler[fiedler.abs().argmax()].sign()).argsort(stable=True)]
+        orders.append(nodes)
+    return torch.cat(orders)
 
 
 def components(laplacian: Tensor) -> list[list[int]]:
     """The nodes of each connected component, the largest first; as many as the eigenvalue 0 is multiple."""
-    neighbors: list[list[int]] = [[] for _ in range(len(laplacian))]
-    for i, j in edges_of(laplacian)[0].T.tolist():
-        neighbors[i].append(j)
-        neighbors[j].append(i)
-    parts: list[list[int]] = []
-    seen: set[int] = set()
-    for start in range(len(neighbors)):
-        if start not in seen:
-            parts.append(sorted(_reachable(start, neighbors)))
-            seen.update(parts[-1])
+    size = len(laplacian)
+    reached = (laplacian < 0) | torch.eye(size, dtype=torch.bool)
+    for _ in range(size.bit_length()):  # paths of twice the length
+        reached = reached.double() @ reached.double() > 0
+    first = reached.double().argmax(1)  # the first node of each node's component
+    parts = [(first == node).nonzero().flatten().tolist() for node in first.unique().tolist()]
     return sorted(parts, key=len, reverse=True)
-
-
-def _reachable(start: int, neighbors: list[list[int]]) -> set[int]:
-    reached, waiting = {start}, [start]
-    while waiting:
-        new = [node for node in neighbors[waiting.pop()] if node not in reached]
-        reached.update(new)
-        waiting.extend(new)
-    return reached
 
 
 def validate(laplacian: Tensor, what: str = "the matrix") -> None:
@@ -216,8 +219,7 @@ def validate(laplacian: Tensor, what: str = "the matrix") -> None:
 
     Allowed is 1e-9 of the largest entry, 1e-5 in less than float64.
     """
-    broken = _broken_laws(laplacian)
-    if broken:
+    if broken := _broken_laws(laplacian):
         raise ConfigError(
             f"{what} is no graph Laplacian: {'; '.join(broken)}. Build it as Deg - A from symmetric weights A >= 0, "
             "such as glissando.mixers.tau.laplacian.from_edges(edges, weights, size) does"
@@ -256,11 +258,8 @@ def save(path: str | Path, laplacian: Tensor, about: Mapping[str, str]) -> None:
         raise ConfigError(f"{', '.join(taken)} in `about` would hide the file's own entry; name it otherwise")
     edges, weights = edges_of(laplacian.detach().to("cpu", torch.float64))
     metadata = {"format": FORMAT, "size": str(len(laplacian)), **about}
-    save_tensors(
-        path,
-        {"edges": edges, "weights": weights},
-        metadata | {"sha256": _digest(metadata, edges, weights)},
-    )
+    metadata["sha256"] = _digest(metadata, edges, weights)
+    save_tensors(path, {"edges": edges, "weights": weights}, metadata)
 
 
 def load(path: str | Path) -> tuple[Tensor, dict[str, str]]:
@@ -280,6 +279,29 @@ def load(path: str | Path) -> tuple[Tensor, dict[str, str]]:
     laplacian = from_edges(edges, weights, int(metadata["size"]))
     validate(laplacian, str(path))
     return laplacian, {key: metadata[key] for key in sorted(metadata) if key not in _RESERVED}
+
+
+def starting_laplacian(source: str, size: int) -> Tensor:
+    """L (size, size) that `tau.laplacian` names, at the chain's mean degree.
+
+    Raises ConfigError for a file that is absent, of another size or no Laplacian.
+    """
+    if source == "saved":
+        return torch.full((size, size), torch.nan)  # to be replaced by the weights that are loaded
+    if source == "chain":
+        return chain(size)
+    if not source or (nearest(source, ["chain", "saved"]) and not Path(source).exists()):
+        raise ConfigError(
+            f"tau.laplacian must be `chain`, `saved` or a file of `glissando laplacian build`, got {source!r}, "
+            "which is none"
+        )
+    laplacian, _ = load(source)
+    if len(laplacian) != size:
+        raise ConfigError(
+            f"tau.laplacian {source} is over {len(laplacian)} features and a head of this model has {size}; build it "
+            f"with `glissando laplacian build ... --size {size}`, or set tau.key_size: {len(laplacian)}"
+        )
+    return normalise(laplacian)
 
 
 def refuse_existing(path: str | Path) -> None:
@@ -337,40 +359,27 @@ def token_embeddings_from_corpus(
     pairs = torch.zeros(vocab_size * vocab_size, dtype=torch.float64)
     counts = torch.zeros(vocab_size, dtype=torch.int64)
     for sequence in sequences:
-        _count(torch.as_tensor(sequence, dtype=torch.int64), pairs, counts)
+        ids = torch.as_tensor(sequence, dtype=torch.int64)
+        if ids.numel() and not 0 <= int(ids.min()) <= int(ids.max()) < vocab_size:
+            raise ConfigError(f"ids {int(ids.min())}..{int(ids.max())} do not fit a vocabulary of {vocab_size} tokens")
+        counts.index_add_(0, ids, torch.ones_like(ids))
+        for distance in range(1, COOCCURRENCE_WINDOW + 1):
+            codes = ids[:-distance] * vocab_size + ids[distance:]
+            pairs.index_add_(0, codes, torch.ones_like(codes, dtype=torch.float64))
     both_ways = pairs.view(vocab_size, vocab_size) + pairs.view(vocab_size, vocab_size).T
     total = both_ways.sum(1)
     expected = total.unsqueeze(1) * total / total.sum()
     pmi = torch.where(both_ways > expected, (both_ways / expected).log(), 0.0)
     if not pmi.any():
         raise ConfigError("no two tokens of the text co-occur more often than by chance; give a longer text")
-    return TokenEmbeddings(_first(_contexts(pmi, counts), features), counts)
-
-
-def _count(ids: Tensor, pairs: Tensor, counts: Tensor) -> None:
-    """Adds the tokens (V,) of one sequence, and its pairs (V V,) of a token and a later one within the window."""
-    if ids.numel() and not 0 <= int(ids.min()) <= int(ids.max()) < len(counts):
-        raise ConfigError(f"ids {int(ids.min())}..{int(ids.max())} do not fit a vocabulary of {len(counts)} tokens")
-    counts.index_add_(0, ids, torch.ones_like(ids))
-    for distance in range(1, COOCCURRENCE_WINDOW + 1):
-        codes = ids[:-distance] * len(counts) + ids[distance:]
-        pairs.index_add_(0, codes, torch.ones_like(codes, dtype=torch.float64))
-
-
-def _contexts(matrix: Tensor, counts: Tensor) -> Tensor:
-    """The columns of tokens that occur, the most frequent first."""
-    return matrix[:, counts.argsort(descending=True, stable=True)[: int(counts.count_nonzero())]]
-
-
-def _first(columns: Tensor, features: int | None) -> Tensor:
-    available = columns.shape[1]
+    available = int(counts.count_nonzero())
     chosen = min(DEFAULT_FEATURES, available) if features is None else features
     if not 1 <= chosen <= available:
         raise ConfigError(
             f"{chosen} features are requested, and this text has 1..{available}: at most one for each token that "
             "occurs. Ask for fewer, or take a larger vocabulary"
         )
-    return columns[:, :chosen]
+    return TokenEmbeddings(pmi[:, counts.argsort(descending=True, stable=True)[:chosen]], counts)
 
 
 def _from_adjacency(adjacency: Tensor) -> Tensor:
@@ -382,41 +391,6 @@ def _adjacency(laplacian: Tensor) -> Tensor:
     return (-laplacian).fill_diagonal_(0.0)
 
 
-def _cosines(columns: Tensor) -> Tensor:
-    """(F, F), symmetric to the bit, of columns (n, F); 0 for a column of zeros."""
-    largest = columns.abs().amax(0)
-    # Divided first, entries near either end of the range do not leave it when they are squared.
-    unit = F.normalize(columns / torch.where(largest > 0, largest, 1.0), dim=0)
-    cosine = unit.T @ unit
-    return (cosine + cosine.T) / 2
-
-
-def _linked(scores: Tensor, neighbors: int) -> Tensor:
-    """(K, K) bool, symmetric: whether j is one of the `neighbors` others of largest score of i, or i of j."""
-    others = scores.clone().fill_diagonal_(-torch.inf)
-    chosen = torch.zeros_like(scores, dtype=torch.bool).scatter_(1, others.topk(neighbors, 1).indices, True)
-    return chosen | chosen.T
-
-
 def _require_size(size: int) -> None:
     if size < 2:
         raise ConfigError(f"a graph over {size} features has no edge; give at least 2, such as the head size 64")
-
-
-def _require_neighbors(neighbors: int, size: int) -> None:
-    _require_size(size)
-    if not 1 <= neighbors < size:
-        raise ConfigError(
-            f"neighbors is {neighbors}, and of {size} features each has {size - 1} others; choose neighbors in "
-            f"1..{size - 1}, or more features"
-        )
-
-
-def _require_matrix(embeddings: Tensor) -> None:
-    if embeddings.dim() != 2 or embeddings.dtype.is_complex or not len(embeddings):
-        raise ConfigError(
-            f"embeddings are expected as real numbers (n, F), one row an item, got {embeddings.dtype} of shape "
-            f"{tuple(embeddings.shape)}"
-        )
-    if bad := int((~embeddings.isfinite()).sum()):
-        raise ConfigError(f"{bad} of the {embeddings.numel()} embedding entries are not finite; drop those rows")

@@ -10,13 +10,16 @@ came right after tokens like it. Like tokens have like lambdas before anything i
 L is a graph Laplacian over the S features of a head, T one temperature a head. Optional: g_j = w_g . x_j, an importance
 of each key; C, the cumulative log of a forget gate; the output gate silu(Wg x); and values that turn with position and
 are rotated back when they are read, R_{j-i} v_j in place of v_j. The published form has none of these, T = 1 and a tau
-that is calibrated (calibration.py).
+that is calibrated at start and restart: tau := median of E(k) over the keys k of the first tau layer, all heads and
+real tokens of the batch that the next step trains on. As tau moves with the energies, a loss that falls with it is
+worth less than one that falls on a frozen tau: `calibrations` in metrics.csv separates the two.
 
 With dt the values' rotation follows time, and C sums dt log sigmoid. An energy behind `rope` depends on the position
 itself, not on differences: with it, and with neither of the two, dt is refused.
 
-State: v and lambda_k of the tokens seen, (K + 1) numbers a key and head where softmax attention keeps 2 K, and one more
-number with g or C; and with `keys: previous` the lambdas of the latest token. See cache.py.
+State: v and lambda_k of all tokens seen, and e = g - C where there is an importance or a gate. Bytes of a layer and row
+at context L, in float32: 4 L (H K + H), and 8 L H for e, beside 8 L H K for the cache of softmax attention; 4 H bytes
+more for the latest lambdas with `keys: previous`.
 
 Tauformer: published as posts and code in 2026; see docs/tauformer.md. Forget gate: Lin
 et al. 2025, arXiv 2503.02130.
@@ -26,22 +29,34 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
-from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, NamedTuple
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from pydantic import Field, PositiveInt
 from torch import Tensor, nn
 
 from glissando.config import options, recorded, starting
-from glissando.errors import ConfigError, nearest
+from glissando.errors import ConfigError, TrainingError
+from glissando.kernels.precise import wide
 from glissando.kernels.rope import rotate, rotation_after
-from glissando.mixers.base import Context, Mixer, Picture, initialized, placement, register_mixer
+from glissando.mixers.base import (
+    Context,
+    Mixer,
+    Moment,
+    Picture,
+    initialized,
+    placement,
+    register_mixer,
+    require_parts,
+)
 from glissando.mixers.memory import Horizons, log_kept, start_forget_gate
 from glissando.mixers.rope import ROPE_BASE, check_rope
-from glissando.mixers.slots import shifted
+from glissando.mixers.slots import append as append_slots
+from glissando.mixers.slots import at_last, cut, latest_of, shifted
 from glissando.precision import exact
+from glissando.state import zeros_position
 from glissando.widening import (
     Grows,
     Growth,
@@ -56,11 +71,8 @@ from glissando.widening import (
     tile,
 )
 
-from . import laplacian as graphs
 from .attention import exponents, tau_attention
-from .cache import Projected, TauCache, TauState
-from .calibration import calibrate
-from .laplacian import energy
+from .laplacian import energy, starting_laplacian
 from .observation import OBSERVED, attention_entropy, collapses, observe_tau
 
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
@@ -126,6 +138,41 @@ class TauConfig:
         return replace(self, laplacian="saved")
 
 
+class Projected(NamedTuple):
+    """What attention is computed from. B rows, T tokens, H heads."""
+
+    q: Tensor  # lambda^q (B, H, T)
+    k: Tensor  # lambda^k (B, H, T)
+    v: Tensor  # (B, H, T, K)
+    temperature: Tensor  # (H,)
+    importance: Tensor | None  # g (B, H, T)
+    decay: Tensor | None  # C (B, H, T) in the widest type, from the first token of the call
+
+
+class TauState(NamedTuple):
+    """Slots [0, length) are real; those behind them are spare and never read."""
+
+    k: Tensor  # lambda_k (B, H, slots), at least float32
+    v: Tensor  # (B, H, slots, K)
+    e: Tensor | None  # (B, H, slots) in the widest type
+    total: Tensor | None  # (B, H) the same: C at the latest token
+    latest: Tensor | None  # (B, H), at least float32: lambda^q of the latest token, the next one's key; 0 before any
+    length: Tensor  # (B,) int64: tokens seen
+    position: Tensor  # (B,) the same; with dt the time that they took
+
+    @property
+    def filled(self) -> Tensor:
+        return self.length
+
+    @property
+    def capacity(self) -> int:
+        return self.k.shape[2]
+
+    def with_capacity(self, capacity: int) -> TauState:
+        e = None if self.e is None else cut(self.e, capacity)
+        return self._replace(k=cut(self.k, capacity), v=cut(self.v, capacity), e=e)
+
+
 @register_mixer("tau", TauConfig)
 class Tau(Mixer):
     """See the module's docstring for the equation."""
@@ -172,7 +219,6 @@ class Tau(Mixer):
             self.log_edges = nn.Parameter(torch.empty(self.key_size))
         elif config.laplacian_weights == "learned":
             self.log_edges = nn.Parameter(torch.empty(self.key_size, self.key_size))
-        self.cache = TauCache(self.heads, self.head_size, config.importance, config.forget_gate, self.shifts)
         initialized(self)
 
     @torch.no_grad()
@@ -198,7 +244,13 @@ class Tau(Mixer):
     def init_state(
         self, batch_size: int, device: torch.device | None = None, dtype: torch.dtype | None = None
     ) -> TauState:
-        return self.cache.init_state(batch_size, **placement(self, device, dtype))
+        v = torch.zeros(batch_size, self.heads, 0, self.head_size, **placement(self, device, dtype))
+        k = v.new_zeros(v.shape[:3], dtype=torch.promote_types(v.dtype, torch.float32))
+        e = None if self.importance is None and self.forget is None else wide(k)
+        total = None if self.forget is None else wide(k.new_zeros(k.shape[:2]))
+        latest = k.new_zeros(k.shape[:2]) if self.shifts else None
+        position = zeros_position(batch_size, v.device)
+        return TauState(k, v, e, total, latest, position, position)
 
     def forward(
         self, x: Tensor, state: TauState | None = None, ctx: Context | None = None
@@ -216,12 +268,37 @@ class Tau(Mixer):
             y = tau_attention(p.q, p.k, p.v, p.temperature, exponents(p.k, p.importance, p.decay))
         else:
             counts = x.shape[1] if ctx.mask is None else ctx.counts(x)
-            y, state = self.cache.attend(p, state, counts, ctx)
+            y, state = self._attend(p, state, counts, ctx)
         y = y.transpose(1, 2)
         if rotation is not None:
             y = rotate(y, rotation * rotation.new_tensor([1, -1]).view(2, 1, 1, 1, 1))
         y = y.flatten(2)
         return self.out(y if self.gate is None else y * F.silu(self.gate(x))), state
+
+    def _attend(self, p: Projected, state: Any, counts: Tensor | int, ctx: Context) -> tuple[Tensor, TauState]:
+        """What `p` attends to behind the tokens of a state, and the state after it."""
+        has_decay = self.forget is not None
+        require_parts(state, e=has_decay or self.importance is not None, total=has_decay, latest=self.shifts)
+        lengths = state.length.tolist()
+        end = max(lengths, default=0) + p.q.shape[2]
+        uniform = len(set(lengths)) <= 1
+
+        def grown(slots: Tensor, latest: Tensor) -> Tensor:
+            return append_slots(slots, latest, state.length, end, uniform, ctx.donate)
+
+        keys, values, e, total = grown(state.k, p.k), grown(state.v, p.v), state.e, state.total
+        if e is not None:
+            decay = None if p.decay is None else p.decay + total.unsqueeze(2)
+            e = grown(e, exponents(p.k, p.importance, decay))
+            total = None if decay is None else at_last(decay, counts, total)
+        # A step of decoding reads what it sees; cutting the rest off would copy all of the cache.
+        end = keys.shape[2] if p.q.shape[2] == 1 else end
+        seen = keys[:, :, :end].to(p.q.dtype)
+        near = None if e is None else e[:, :, :end]
+        y = tau_attention(p.q, seen, values[:, :, :end].to(p.v.dtype), p.temperature, near, past=state.length)
+        latest = latest_of(p.q, counts, state.latest)
+        length, position = state.length + counts, state.position + ctx.elapsed(counts)
+        return y, TauState(keys, values, e, total, latest, length, position)
 
     def project(
         self, x: Tensor, energies: Tensor, state: TauState | None = None, dt: Tensor | None = None
@@ -250,7 +327,11 @@ class Tau(Mixer):
 
     def key_energies(self, x: Tensor, ctx: Context) -> Tensor:
         """E (N, H) of the keys of the N real tokens of x (B, T, D), from no state on."""
-        keys = self.energies(x)[..., -self.heads :]
+        return self.of_keys(self.energies(x), ctx)
+
+    def of_keys(self, energies: Tensor, ctx: Context) -> Tensor:
+        """Those of the keys of real tokens, (N, H)."""
+        keys = energies[..., -self.heads :]
         return keys.flatten(0, 1) if ctx.mask is None else keys[ctx.mask]
 
     def matrix(self) -> Tensor:
@@ -319,7 +400,25 @@ class Tau(Mixer):
         self.tau.copy_(other.tau)
         self.laplacian.copy_(other.laplacian)
 
-    calibrate, observe = calibrate, observe_tau
+    def calibrate(self, now: Moment) -> bool:
+        """Set tau in all tau mixers, where that is due; whether it was.
+
+        Raises TrainingError, on every process, unless the median energy is finite and above 0.
+        """
+        if self.config.calibration == "fixed" or not now.restarted:
+            return False
+        median = float(np.median(now.measure(self.key_energies)))
+        if not (math.isfinite(median) and median > 0):
+            raise TrainingError(
+                f"tau cannot be calibrated before step {now.step + 1}: the median energy of the keys is {median}, "
+                "and tau must be finite and above 0. Train again with another model.mixer.laplacian, or with "
+                "model.mixer.calibration fixed"
+            )
+        for each in now.mixers:
+            each.tau.fill_(median)
+        return True
+
+    observe = observe_tau
 
     def pictures(self, x: Tensor, ctx: Context) -> list[Picture]:
         queries = torch.arange(x.shape[1], device=x.device).unsqueeze(0)
@@ -367,29 +466,6 @@ class Tau(Mixer):
         )
 
     def export_form(self, capacity: int) -> nn.Module:
-        from .export import fixed_tau
+        from .export import FixedTau
 
-        return fixed_tau(self, capacity)
-
-
-def starting_laplacian(source: str, size: int) -> Tensor:
-    """L (size, size) that `tau.laplacian` names, at the chain's mean degree.
-
-    Raises ConfigError for a file that is absent, of another size or no Laplacian.
-    """
-    if source == "saved":
-        return torch.full((size, size), torch.nan)  # to be replaced by the weights that are loaded
-    if source == "chain":
-        return graphs.chain(size)
-    if not source or (nearest(source, ["chain", "saved"]) and not Path(source).exists()):
-        raise ConfigError(
-            f"tau.laplacian must be `chain`, `saved` or a file of `glissando laplacian build`, got {source!r}, "
-            "which is none"
-        )
-    laplacian, _ = graphs.load(source)
-    if len(laplacian) != size:
-        raise ConfigError(
-            f"tau.laplacian {source} is over {len(laplacian)} features and a head of this model has {size}; build it "
-            f"with `glissando laplacian build ... --size {size}`, or set tau.key_size: {len(laplacian)}"
-        )
-    return graphs.normalise(laplacian)
+        return FixedTau(self, capacity)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -13,7 +13,9 @@ from glissando.kernels.precise import double
 from glissando.mixers.base import Context
 
 from .attention import exponents
-from .cache import Projected
+
+if TYPE_CHECKING:
+    from .layer import Projected, Tau
 
 #: columns of the training log; those of the first layer too, from whose energies tau is calibrated
 _ENERGIES = ("energy_p05", "energy_p50", "energy_p95")
@@ -34,15 +36,14 @@ class CollapseWarning(UserWarning):
     """Tau attention weighs all keys nearly alike."""
 
 
-def observe_tau(mixer: Any, x: Tensor, ctx: Context) -> dict[str, Tensor]:
+def observe_tau(mixer: Tau, x: Tensor, ctx: Context) -> dict[str, Tensor]:
     """Quantiles of the keys' energies, tau, the mean of T, and how attention spreads over the keys.
 
     Entropy -sum_j p_ij log p_ij in nats, effective keys exp(entropy), and their share of the keys that query i sees
     are means over heads and over at most 16 queries of each row's second half, evenly spaced.
     """
     energies = mixer.energies(x)
-    keys = energies[..., -mixer.heads :]
-    keys = keys.flatten(0, 1) if ctx.mask is None else keys[ctx.mask]
+    keys = mixer.of_keys(energies, ctx)
     p05, p50, p95 = keys.quantile(energies.new_tensor([0.05, 0.5, 0.95])).unbind()
     projected = mixer.project(x, energies)
     queries = _late_positions(ctx.counts(x), min(_QUERIES, x.shape[1] - x.shape[1] // 2))
