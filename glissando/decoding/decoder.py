@@ -12,8 +12,7 @@ import torch
 from torch import Tensor
 
 from glissando.decoding.interpreter import run
-from glissando.decoding.lowering import lower
-from glissando.decoding.program import Caches, Op, Precision, Program, Slot
+from glissando.decoding.program import Caches, Op, Precision, Program, Slot, lower
 from glissando.errors import ConfigError, InputError, LengthError, NotCompiled
 from glissando.kernels.compiled import over_rows
 from glissando.kernels.products import GROUP, aligned
@@ -75,7 +74,8 @@ class Decoder:
         if caches != "float32" and not self.program.half_slots:
             raise ConfigError(f"caches in {caches}: this model keeps no keys or values of tokens; keep float32")
         self.controls = len(model.config.controls)
-        self.with_control, self.vocab_size, self.max_length = with_control, *_limits(model)
+        self.with_control = with_control
+        self.vocab_size, self.max_length = model.config.vocab_size, model.config.max_length
         p = self.program
         units = 4 * p.slots + 2 * p.half_slots + 8 * p.exact_slots
         self.page_bytes = (units + 4) * GROUP if units else 0  # a vector may reach beyond the last number
@@ -347,12 +347,6 @@ def _run_with(_: list[list[Any]], *arguments: Any) -> None:
     """The program on a thread that holds the pages, of which the kernel has addresses alone: where another thread is
     interrupted, or fails, nobody else holds them."""
     run(*arguments)
-
-
-def _limits(model: LanguageModel) -> tuple[int, int | None]:
-    """The vocabulary, and how many positions were learned."""
-    config = model.config
-    return config.vocab_size, config.max_length
 
 
 def _slots(state: Any) -> list[Slot]:

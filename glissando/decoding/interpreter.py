@@ -9,17 +9,18 @@ import numpy as np
 
 from glissando.decoding.kernels import (
     activate,
+    bounded_energy,
     complex_norm,
     embed,
     layer_norm,
     mean_update,
+    nearness,
     rms_norm,
     rope_table,
     rotate,
     short_conv,
     silu_product,
 )
-from glissando.decoding.nearness import bounded_energy, nearness
 from glissando.decoding.program import Op
 from glissando.kernels.cached import GROUP
 from glissando.kernels.compiled import kernel

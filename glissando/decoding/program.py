@@ -21,11 +21,14 @@ float64, each of 64 numbers).
     BOUNDED_ENERGY    x, dst, vectors, size, matrix W, is diagonal, eps and tau N
     MEAN           y, dst, size, mean F, passed E         COPY_CONTROL  dst, size
     DRAW           logits, size: the next token, at the end of a program that runs several times in a call
+
+A mixer's or depth's method `lower` writes what its `forward` computes for one token behind a state, and returns where
+its output is and that state with a `Slot` for each leaf. What has none raises NotCompiled, which names it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from enum import IntEnum
 from typing import Any, Literal, NamedTuple, get_args
 
@@ -34,10 +37,10 @@ import torch
 from torch import Tensor, nn
 
 from glissando.block import MLP, Block, BlockState, ComplexNorm, RMSNorm
-from glissando.decoding.registers import Register, allocated
-from glissando.depth.shortcuts import EPS
+from glissando.depth.base import EPS
 from glissando.errors import NotCompiled, unknown_name
 from glissando.kernels.products import GROUP, aligned, grouped
+from glissando.model import ComplexHead, LanguageModel, ModelState
 from glissando.quantisation import quantised
 
 #: instructions; the interpreter has a branch for each
@@ -57,8 +60,8 @@ Precision = Literal["float32", "bf16", "int8"]
 Caches = Literal["float32", "bf16"]
 PRECISIONS: dict[str, int] = {"float32": 0, "bf16": 1, "int8": 2}
 _STORED: tuple[Any, ...] = (np.float32, np.uint16, np.int8)
-#: a matrix begins at a multiple of so many numbers: where a cache line does
-_LINE = 64
+#: a matrix begins at a multiple of so many numbers, and a vector's place is a multiple of so many: a cache line's
+_LINE, _CACHE_LINE = 64, 16
 
 
 class Slot(NamedTuple):
@@ -107,6 +110,20 @@ def own_lowering(part: nn.Module, kind: str) -> Any:
     if "lower" not in vars(type(part)):
         raise NotCompiled(f"{kind} `{type(part).__name__}`")
     return part.lower
+
+
+class Register(int):
+    """A place in a vector, counted from the vector's beginning: `register + n` is n numbers further in the same one."""
+
+    vector: int
+
+    def __new__(cls, place: int, vector: int) -> Register:
+        register = super().__new__(cls, place)
+        register.vector = vector
+        return register
+
+    def __add__(self, offset: int) -> Register:
+        return Register(int(self) + offset, self.vector)
 
 
 class Builder:
@@ -334,6 +351,16 @@ class Builder:
             return x
         return self.add(x, self.shortcut(shortcuts[application], source), shortcuts.shape[1])
 
+    def blocks(
+        self, blocks: Iterable[nn.Module], x: int, shortcuts: Tensor | None, source: int, first: int = 0
+    ) -> tuple[int, tuple[Any, ...]]:
+        """Blocks one after the other, that of number `first` at first; and their states."""
+        states = []
+        for number, block in enumerate(blocks, first):
+            x, state = self.block(block, self.with_shortcut(x, shortcuts, number, source))
+            states.append(state)
+        return x, tuple(states)
+
     def gated(self, gates: Tensor | None, index: int | None, x: int, y: int, size: int) -> int:
         """x + a (y - x) for one of the gates; y without."""
         if gates is None or index is None:
@@ -352,7 +379,7 @@ class Builder:
             return np.concatenate([*parts, np.zeros(1, _STORED[kind])], out=whole)
 
         assert isinstance(logits, Register)
-        code, result, registers = allocated(self._code, self._sizes, logits)
+        code, result, registers = _allocated(self._code, self._sizes, logits)
         table = np.array(code, np.int64)
         attention, nearness = table[:, 0] == Op.ATTENTION, table[:, 0] == Op.NEARNESS
         halves_at, bytes_ = 4 * GROUP * self.slots, 4 * GROUP  # from units to bytes; bfloat16 lies behind float32
@@ -371,3 +398,79 @@ class Builder:
             registers, self.fixed + GROUP, self.exact, self.slots, self.half_slots, self.exact_slots,
             int(result), state,
         )  # fmt: skip
+
+
+def _allocated(
+    code: Sequence[Sequence[int]], sizes: Sequence[int], result: Register
+) -> tuple[list[list[int]], Register, int]:
+    """The instructions with places in memory for registers, the place of the result, and how many numbers all take.
+
+    A vector keeps its place from the first instruction that names it to the last, the result's to the end; only then
+    may another one take it. An odd number of cache lines in all, so that those of several rows are in different sets
+    of a cache.
+    """
+    last = {x.vector: n for n, line in enumerate(code) for x in line if isinstance(x, Register)}
+    last[result.vector] = len(code)
+    places: dict[int, int] = {}
+    alive: list[int] = []
+    end = _CACHE_LINE
+    for n, line in enumerate(code):
+        alive = [vector for vector in alive if last[vector] >= n]
+        for vector in dict.fromkeys(x.vector for x in line if isinstance(x, Register)):
+            if vector not in places:
+                places[vector] = _gap(sizes[vector], [(places[other], sizes[other]) for other in alive])
+                alive.append(vector)
+                end = max(end, places[vector] + sizes[vector])
+    whole = [[int(x) + places[x.vector] if isinstance(x, Register) else int(x) for x in line] for line in code]
+    return (
+        whole,
+        Register(int(result) + places[result.vector], result.vector),
+        (-(-end // _CACHE_LINE) | 1) * _CACHE_LINE,
+    )
+
+
+def _gap(size: int, taken: list[tuple[int, int]]) -> int:
+    """The first place with room between those that are taken."""
+    place = 0
+    for begin, length in sorted(taken):
+        if place + size <= begin:
+            break
+        place = max(place, -(-(begin + length) // _CACHE_LINE) * _CACHE_LINE)
+    return place
+
+
+def lower(
+    model: LanguageModel, precision: Precision = "float32", with_control: bool = False, caches: Caches = "float32"
+) -> Program:
+    """The program of one token of `model`; with_control: a control is given to each.
+
+    Raises NotCompiled for what has no compiled form.
+    """
+    if type(model) is not LanguageModel:
+        raise NotCompiled(f"a {type(model).__name__}, which may compute something else than a LanguageModel")
+    builder, config = Builder(precision, caches), model.config
+    size = config.hidden_size
+    x: int = builder.register(size)
+    table = builder.matrix(model.embedding.weight)
+    builder.emit("EMBED", x, size, table.at, table.kind, table.scales, table.rows)
+    if model.position_embedding is not None:
+        builder.emit("POSITION", x, size, builder.weights(model.position_embedding.weight))
+    if model.lift is not None:
+        x = builder.linear(model.lift.weight, model.lift.bias, x)
+    control = None
+    if with_control:
+        control = builder.register(len(config.controls))
+        builder.emit("COPY_CONTROL", control, len(config.controls))
+    x, state = own_lowering(model.depth, "depth")(builder, x, control)
+    x = builder.norm(model.norm, x, model.width)
+    if config.logit_scale != 1.0:
+        x = builder.scaled(x, model.width, config.logit_scale)
+    if model.head is None:
+        logits = builder.linear(model.embedding.weight, model.head_bias, x)
+    elif isinstance(model.head, ComplexHead):
+        bias = None if model.head.bias is None else model.head.bias.sum(-1)
+        logits = builder.linear(model.head.weight.flatten(1), bias, x, whole=True)
+    else:
+        assert isinstance(model.head, nn.Linear)
+        logits = builder.linear(model.head.weight, model.head.bias, x)
+    return builder.finish(logits, ModelState(FILLED, state))  # type: ignore[arg-type]

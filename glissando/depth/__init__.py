@@ -1,12 +1,10 @@
-"""Axis two: how the representation flows from input to output. One file a depth; `register_depth` adds one from any
-file."""
+"""Axis two: how the representation flows from input to output. `register_depth` adds a depth from any file."""
 
 from __future__ import annotations
 
 from glissando.depth.base import DEPTHS, BlockFactory, Depth, DepthOptions, build_depth, register_depth
-from glissando.depth.discrete import DiscreteConfig, DiscreteDepth
+from glissando.depth.discrete import DiscreteConfig, DiscreteDepth, TiedConfig, TiedDepth
 from glissando.depth.flow import FlowConfig, FlowDepth
-from glissando.depth.tied import TiedConfig, TiedDepth
 
 __all__ = [
     "DEPTHS",

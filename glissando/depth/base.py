@@ -13,6 +13,15 @@ What else is known about a depth it returns by further methods, each optional, a
     picture(compute)            a glissando.mixers.Picture of what happens along depth while `compute()` runs the model
     lower(builder, x, control)  its compiled decoding step
     export_form(capacity)       the module that is traced in its place
+
+Several depths have learned shortcuts from their input, the embedding. Before each application s of a block
+
+    x <- x + c_s x_0 / rms(x_0),     rms(x_0) = sqrt(mean(x_0^2) + eps)
+
+x_0 (B, T, D) is what enters the depth, and c_s are D numbers that start at 0, so that a model with shortcuts starts as
+the one without. Gates act behind the shortcut: they scale what the block adds and not what the shortcut does. The field
+of a flow reads h + c x_0 / rms(x_0) at every evaluation. Shortcuts from the embedding are of the modded-nanogpt
+speedruns (Jordan et al. 2024, github.com/KellerJordan/modded-nanogpt), where two numbers a block weigh x and x_0.
 """
 
 from __future__ import annotations
@@ -29,12 +38,14 @@ from torch.utils.checkpoint import checkpoint
 
 from glissando.block import Block
 from glissando.config import Registry, options
-from glissando.depth.shortcuts import with_shortcut
 from glissando.kernels.plain import same_operations
+from glissando.kernels.rms_norm import rms_norm
 from glissando.mixers import Context, Signal
 from glissando.state import State
 from glissando.widening import Grows, Lift, Table, append, join, under
 
+#: of the rms of what shortcuts add
+EPS = 1e-6
 #: layer number -> a new block; the number picks the mixer where several alternate
 BlockFactory = Callable[[int], Block]
 
@@ -114,6 +125,21 @@ def blocks_growth(old: Iterable[nn.Module], grown: Iterable[nn.Module], width: L
 def gates_growth(gates: Tensor | None, grown: Tensor | None) -> Table:
     """Gates of new blocks are 0."""
     return {} if gates is None or grown is None else {"gates": Grows(append(len(gates), len(grown)).silent())}
+
+
+def new_shortcuts(requested: bool, applications: int, hidden_size: int) -> nn.Parameter | None:
+    """c (S, D) for S applications of blocks; None where no shortcuts are requested."""
+    return nn.Parameter(torch.zeros(applications, hidden_size)) if requested else None
+
+
+def shortcut_source(shortcuts: Tensor | None, x: Tensor) -> Tensor | None:
+    """x_0 / rms(x_0) of the depth's input x (B, T, D); None without shortcuts."""
+    return None if shortcuts is None else rms_norm(x, x.new_ones(x.shape[-1]), EPS)
+
+
+def with_shortcut(x: Tensor, shortcuts: Tensor | None, application: int, source: Tensor | None) -> Tensor:
+    """x + c_s x_0 / rms(x_0), or x without shortcuts."""
+    return x if shortcuts is None or source is None else x + shortcuts[application] * source
 
 
 def shortcuts_growth(shortcuts: Tensor | None, *rows: Lift, width: Lift) -> Table:

@@ -1,9 +1,15 @@
-"""Discrete depth: a stack of S different blocks, x <- block_S(... block_1(x)).
+"""Stacks of blocks: `discrete`, S different ones, and `tied`, a few that are applied again and again.
 
-The blocks in `gated` are x <- x + a (block(x) - x), each with a learned a that starts at 0: growth adds such blocks.
-With `mean_gate`, what each block adds is multiplied by one gate that all share (glissando/depth/mean_gate.py):
-x <- x + g (block(x) - x). With `shortcuts` each block is preceded by x <- x + c x_0 / rms(x_0), x_0 the depth's
-input (glissando/depth/shortcuts.py).
+    discrete   x <- block_S(... block_1(x))
+    tied       x <- block(x + b_s) for s = 1..S
+
+The bias b_s marks the step; everything else is shared. A tied depth of L > 1 blocks lets them take turns (1, 2, ..., L,
+1, 2, ...). The applications in `gated` are x <- x + a (block(x) - x), each with a learned a that starts at 0: growth
+adds such blocks. With `mean_gate`, what each block of a discrete depth adds is multiplied by one gate that all share
+(glissando/depth/mean_gate.py): x <- x + g (block(x) - x). With `shortcuts` each application is preceded by
+x <- x + c_s x_0 / rms(x_0), x_0 the depth's input (glissando/depth/base.py).
+
+Universal Transformers: Dehghani et al. 2019, arXiv 1807.03819; the bias per step is the Continuous Transformer's.
 """
 
 from __future__ import annotations
@@ -12,6 +18,7 @@ from dataclasses import replace
 from typing import Any
 
 import torch
+from pydantic import PositiveInt
 from torch import Tensor, nn
 
 from glissando.config import options, recorded
@@ -21,11 +28,13 @@ from glissando.depth.base import (
     DepthOptions,
     blocks_growth,
     gates_growth,
+    new_shortcuts,
     register_depth,
+    shortcut_source,
     shortcuts_growth,
+    with_shortcut,
 )
 from glissando.depth.mean_gate import MeanGate
-from glissando.depth.shortcuts import new_shortcuts, shortcut_source, with_shortcut
 from glissando.errors import ConfigError
 from glissando.mixers import EMPTY, Context
 from glissando.widening import Grows, Growth, Lift, Table, append, fill, linear, tables, tile, under
@@ -179,3 +188,43 @@ class DiscreteDepth(Stack):
         gate, mean = self.gate.lower(builder, change)
         builder.emit("GATE", x, change, gated, size, gate)
         return gated, (state, mean)
+
+
+@options
+class TiedConfig(DepthOptions):
+    """Options of the `tied` depth.
+
+    layers     blocks with weights of their own, applied in turn
+    n_steps    applications in all, at least one for each block
+    gated      numbers of the applications with a learned gate that starts at 0; growth adds them
+    shortcuts  the embedding is added before each application, with D learned weights each that start at 0
+    """
+
+    n_steps: PositiveInt | None = None
+    gated: list[int] = recorded(default_factory=list)
+    shortcuts: bool = False
+
+
+@register_depth("tied", TiedConfig)
+class TiedDepth(Stack):
+    """`layers` blocks in turn, `n_steps` applications in all; one state for each application."""
+
+    lower = Stack.lower  # a class's own, as a subclass may compute something else
+
+    def __init__(self, config: TiedConfig, make_block: BlockFactory) -> None:
+        if config.n_steps is None or config.n_steps < config.layers:
+            raise ConfigError(
+                f"a tied depth needs depth.n_steps, how many times its {config.layers} layers are applied in all, at "
+                f"least once each; got {config.n_steps}. Set for example depth.n_steps {6 * config.layers}"
+            )
+        super().__init__(config, make_block, config.n_steps, marks_steps=True)
+
+    def grow(self, options: TiedConfig, by: Growth) -> TiedConfig:
+        if by.layers:
+            raise ConfigError(
+                f"grow: {by.layers} more layers would change the order of applications in a tied depth, and so the "
+                "result; add applications with steps"
+            )
+        assert options.n_steps is not None
+        new = range(options.n_steps, options.n_steps + by.steps)
+        return replace(options, n_steps=new.stop, gated=[*options.gated, *new])

@@ -4,7 +4,7 @@
     h = H + e(tau) + W u + b;       F = mixer(norm(h)) + mlp(norm'(h))
 
 With `shortcuts` h = H + e(tau) + W u + b + c x_0 / rms(x_0), x_0 the depth's input, and each block before and after the
-flow is preceded by x <- x + c_s x_0 / rms(x_0) (glissando/depth/shortcuts.py).
+flow is preceded by x <- x + c_s x_0 / rms(x_0) (glissando/depth/base.py).
 
 e is a small network of tau; u the control, (B, C) or (B, T, C), whose term is absent where no control is given, and is
 not where u = 0. alpha is learned. The grid is fixed: no step size depends on other tokens or other rows.
@@ -16,8 +16,8 @@ Neural ODEs: Chen et al. 2018, arXiv 1806.07366.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import field, replace
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
 from typing import Annotated, Any, NamedTuple
 
 import torch
@@ -31,11 +31,12 @@ from glissando.depth.base import (
     DepthOptions,
     accepted_by_blocks,
     blocks_growth,
+    new_shortcuts,
     register_depth,
+    shortcut_source,
     shortcuts_growth,
     through,
 )
-from glissando.depth.shortcuts import new_shortcuts, shortcut_source
 from glissando.depth.solvers import TABLEAUS, evaluations, integrate, tableau_of
 from glissando.errors import ConfigError
 from glissando.kernels.plain import plain
@@ -188,10 +189,8 @@ class FlowDepth(Depth):
         term = None
         if control is not None and self.control is not None:
             term = builder.linear(self.control.weight, self.control.bias, control)
-        before, flow, after, source, half = [], [], [], x, len(self.before)
-        for number, block in enumerate(self.before):
-            x, state = builder.block(block, builder.with_shortcut(x, self.shortcuts, number, source))
-            before.append(state)
+        flow, source, half = [], x, len(self.before)
+        x, before = builder.blocks(self.before, x, self.shortcuts, source)
         alpha = float(self.alpha)
         shortcut = None if self.shortcuts is None else builder.shortcut(self.shortcuts[half], source)
 
@@ -211,17 +210,11 @@ class FlowDepth(Depth):
                 slopes.append(slope)
                 flow.append(state)
             x = combined(x, tableau.b, slopes)
-        for number, block in enumerate(self.after, half + 1):
-            x, state = builder.block(block, builder.with_shortcut(x, self.shortcuts, number, source))
-            after.append(state)
-        return x, FlowState(tuple(before), tuple(flow), tuple(after))
+        x, after = builder.blocks(self.after, x, self.shortcuts, source, half + 1)
+        return x, FlowState(before, tuple(flow), after)
 
     def forward(
-        self,
-        x: Tensor,
-        state: FlowState | None = None,
-        ctx: Context | None = None,
-        watch: Watcher | None = None,
+        self, x: Tensor, state: FlowState | None = None, ctx: Context | None = None, watch: Watcher | None = None
     ) -> tuple[Tensor, FlowState | None]:
         """As every depth; `watch` is shown every evaluation."""
         ctx = ctx or EMPTY
@@ -244,7 +237,7 @@ class FlowDepth(Depth):
             signals["dt"] = ctx.dt
         if self.shortcuts is not None and source is not None:
             signals["shortcut"] = self.shortcuts[half] * source
-        field = FlowField(self, ctx, signals, None if state is None else iter(state.flow), watch)
+        field = FlowField(self, inner.without("dt"), tuple(signals), None if state is None else iter(state.flow), watch)
         x = self.solve(field, x, tuple(signals.values()))
         if state is not None and len(field.after) != len(state.flow):
             raise ValueError(f"a state of {len(state.flow)} evaluations was given to a flow of {len(field.after)}")
@@ -275,23 +268,19 @@ def _(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
 _beside.register_autograd(lambda ctx, gradient: (gradient, None, None))
 
 
+@dataclass
 class FlowField:
-    """alpha F(H, tau, u) for one call of the model; with `states`, each evaluation takes one and leaves one.
+    """alpha F(H, tau, u) for one call of the model; with `states`, each evaluation takes one and leaves one in `after`.
 
-    Arguments come in the order of `signals`.
+    ctx    without the signals `names`, which come as arguments in this order
     """
 
-    def __init__(
-        self,
-        depth: FlowDepth,
-        ctx: Context,
-        signals: Iterable[str],
-        states: Iterator[Any] | None,
-        watch: Watcher | None,
-    ) -> None:
-        self.depth, self.ctx, self.states, self.watch = depth, ctx.without("control", "dt"), states, watch
-        self.names = tuple(signals)
-        self.after: list[Any] = []
+    depth: FlowDepth
+    ctx: Context
+    names: tuple[str, ...]
+    states: Iterator[Any] | None
+    watch: Watcher | None
+    after: list[Any] = field(default_factory=list)
 
     def __call__(self, tau: float, h: Tensor, *args: Tensor) -> Tensor:
         signals = dict(zip(self.names, args, strict=True))
