@@ -330,7 +330,7 @@ class Tau(Mixer):
         return self.of_keys(self.energies(x), ctx)
 
     def of_keys(self, energies: Tensor, ctx: Context) -> Tensor:
-        """Those of the keys of real tokens, (N, H)."""
+        """Energies (N, H) of the keys of the real tokens, of those of all."""
         keys = energies[..., -self.heads :]
         return keys.flatten(0, 1) if ctx.mask is None else keys[ctx.mask]
 
