@@ -26,8 +26,8 @@ def main(arguments: Sequence[str]) -> None:
     """Train a model to add, or continue a run."""
     example = "glissando sums --model.mixer average --training.steps 1000 --out runs/sums"
     parser = Parser("sums", "Train a model of numbers to add.", example)
-    parser.add_argument("--out", help="run directory to create")
-    parser.add_argument("--resume", metavar="RUN", help="run to continue")
+    parser.add_argument("--out", "run directory to create")
+    parser.add_argument("--resume", "run to continue", metavar="RUN")
     sections = hints_of(SumsConfig)
     parser.add_sections(("data", "model", "training"), lambda: sections)
     options = parse(parser, arguments)

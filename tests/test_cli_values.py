@@ -48,7 +48,7 @@ def test_a_key_is_what_was_typed(key, monkeypatch):
 
     asked = []
     monkeypatch.setattr(serve, "serve", asked.append)
-    for name in ("--name", "--memory"):
+    for name in ("--name", "--host"):
         assert main(["serve", "run", name, key]) == 0
         assert getattr(asked.pop(), name.removeprefix("--")) == ([key] if name == "--name" else key)
 

@@ -116,7 +116,7 @@ def test_a_worker_on_another_machine_names_what_it_lacks(order, changes, message
         (["--cpus", "2"], "--cpus has no effect without --on"),
         (["--gpus", "1"], "--gpus has no effect without --on"),
         (["--on", "rai"], "--on"),
-        (["--on", "ray", "--cpus", "0"], "--cpus must be at least 1, got 0"),
+        (["--on", "ray", "--cpus", "0"], "--cpus: expected a whole number of at least 1, got 0"),
     ],
 )
 def test_mistakes_on_the_command_line(arguments, message, tmp_path, capsys):

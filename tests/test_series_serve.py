@@ -238,8 +238,8 @@ def test_the_command_serves_a_run(
     assert (config.port, config.host, name) == (0, "127.0.0.1", "run")
     assert "/v1/observe" in about
     for arguments, message in {
-        ("--memory", "3"): "--memory must be a size such as 2GiB",
-        ("--port", "-1"): "--port must be from 0 to 65535",
+        ("--memory", "3"): "--memory: expected a size such as 2GiB",
+        ("--port", "-1"): "--port: expected a number from 0 to 65535",
         ("--horizon", "3"): "--horizon is not an option of `series serve`",
     }.items():
         assert main(["series", "serve", str(tmp_path / "run"), *arguments]) == 2

@@ -570,7 +570,7 @@ def test_series_of_another_seed(tmp_path, monkeypatch, capsys):
     assert main(["series", "example", "--out", "few.csv", "--count", "12", "--seed", "1"]) == 0
     assert len(read_panel(SeriesData(path="few.csv", time="t", group="series"))[0].names) == 12
     assert main(["series", "example", "--out", "none.csv", "--count", "0"]) == 2
-    assert "--count is 0: give 1 or more" in capsys.readouterr().err
+    assert "--count: expected a whole number of at least 1, got 0" in capsys.readouterr().err
     assert not Path("none.csv").exists()
 
 
@@ -620,7 +620,7 @@ def test_columns_are_named_as_the_file_names_them(given, tmp_path, monkeypatch):
         (["evaluate"], "`series evaluate` needs a run directory"),
         (["evaluate", "nowhere"], "no run at nowhere"),
         (["evaluate", "x", "--data.window", "3"], "--data.window is not an option of `series evaluate`"),
-        (["train", "--resume", "x", "--training.steps", "3"], "leave --training.steps out"),
+        (["train", "--resume", "x", "--training.steps", "3"], "got --training.steps"),
         (["train", "--preset", "liquid-serie", "--out", "x"], "Did you mean 'liquid-series'?"),
         (
             ["train", "--data.path", "t.csv", "--training.steps", "3", "--training.epochs", "2", "--out", "x"],

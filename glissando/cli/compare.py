@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING
 from glissando.cli.options import (
     Options,
     Parser,
-    add_import_option,
-    add_threads_option,
+    at_least,
     choose_threads,
     number,
     numbers,
@@ -92,8 +91,6 @@ def _cluster(options: Options) -> Cluster | None:
     from glissando.compare.cluster import Cluster, require_ray
 
     require_ray()
-    if options.cpus < 1:
-        raise ConfigError(f"--cpus must be at least 1, got {options.cpus}")
     return Cluster(options.cpus, options.gpus)
 
 
@@ -101,64 +98,27 @@ def _parser() -> Parser:
     from glissando.cli.train import SECTIONS, run_sections
 
     parser = Parser("compare", "Train several models under one budget and write a report.", EXAMPLE, _USAGE)
-    parser.add_argument(
-        "models",
-        nargs="*",
-        metavar="MODEL",
-        default=[],
-        help="presets, and YAML files of options as `train --config` reads them; the first is the reference",
-    )
-    parser.add_argument(
-        "--out",
-        metavar="DIR",
-        help="directory of the comparison; a repeated command does only what is missing",
-    )
-    parser.add_argument("--budget", help="budget of each training: tokens=2e6, flops=1e14, seconds=300 or steps=1000")
-    parser.add_argument(
-        "--within",
-        type=number,
-        metavar="SECONDS",
-        help="where it would take longer: fewer models and a smaller budget; by default as requested",
-    )
-    parser.add_argument("--seeds", type=whole, default=1, help="number of trainings of each model")
-    parser.add_argument(
-        "--learning_rates",
-        type=numbers,
-        default=[],
-        help="rates to try for each model, such as 1e-3,2e-3; by default that of each preset",
-    )
-    parser.add_argument(
-        "--sweep_beyond",
-        type=whole,
-        default=3,
-        help="largest number of rates to try beyond the lowest or highest if it is the best",
-    )
-    parser.add_argument(
-        "--probes", help="separated by commas: recall, mqar, copy, induction, selective_copy, parity, tracking"
-    )
-    parser.add_argument("--probe_budget", default="steps=500", help="budget of each training on a probe")
-    parser.add_argument(
-        "--contexts",
-        type=numbers,
-        default=[256, 1024, 4096],
-        help="numbers of tokens after which decoding is timed",
-    )
-    parser.add_argument(
-        "--on",
-        choices=["ray"],
-        help="ray: train side by side, as tasks of Ray on the cluster at $RAY_ADDRESS, whose machines all reach --out; "
-        "without that variable, on this machine",
-    )
-    parser.add_argument(
-        "--cpus", type=whole, default=1, help="CPU cores of each training with --on ray, and its number of threads"
-    )
-    parser.add_argument(
-        "--gpus",
-        type=number,
-        help="GPUs of each training with --on ray, also a fraction; by default 1 if the cluster has any, or else 0",
-    )
-    parser.add_argument("--allow_unequal", action="store_true", help="allow models of different size")
-    add_threads_option(parser)
-    add_import_option(parser)
+    add = parser.add_argument
+    models = "presets, and YAML files of options as `train --config` reads them; the first is the reference"
+    add("models", models, nargs="*", metavar="MODEL", default=[])
+    add("--out", "directory of the comparison; a repeated command does only what is missing", metavar="DIR")
+    add("--budget", "budget of each training: tokens=2e6, flops=1e14, seconds=300 or steps=1000")
+    within = "where it would take longer: fewer models and a smaller budget; by default as requested"
+    add("--within", within, number, metavar="SECONDS")
+    add("--seeds", "number of trainings of each model", whole, 1)
+    rates = "rates to try for each model, such as 1e-3,2e-3; by default that of each preset"
+    add("--learning_rates", rates, numbers, [])
+    beyond = "largest number of rates to try beyond the lowest or highest if it is the best"
+    add("--sweep_beyond", beyond, whole, 3)
+    add("--probes", "separated by commas: recall, mqar, copy, induction, selective_copy, parity, tracking")
+    add("--probe_budget", "budget of each training on a probe", default="steps=500")
+    add("--contexts", "numbers of tokens after which decoding is timed", numbers, [256, 1024, 4096])
+    on = "ray: train side by side, as tasks of Ray on the cluster at $RAY_ADDRESS, whose machines all reach --out; "
+    add("--on", f"{on}without that variable, on this machine", choices=["ray"])
+    add("--cpus", "CPU cores of each training with --on ray, and its number of threads", at_least(1), 1)
+    gpus = "GPUs of each training with --on ray, also a fraction; by default 1 if the cluster has any, or else 0"
+    add("--gpus", gpus, number)
+    add("--allow_unequal", "allow models of different size", action="store_true")
+    parser.add_shared("threads", "import")
     parser.add_sections(SECTIONS, run_sections)
     return parser

@@ -10,7 +10,7 @@ from glissando.cli.options import Parser, parse
 def main(arguments: Sequence[str]) -> None:
     """List the corpora, or describe a generated one and show samples."""
     parser = Parser("corpora", "List the corpora, or show samples of one.", "glissando corpora stories")
-    parser.add_argument("name", nargs="?", help="a corpus to show")
+    parser.add_argument("name", "a corpus to show", nargs="?")
     options = parse(parser, arguments)
     from glissando.data.corpora import CORPORA, GeneratedOptions, about, build_corpus
 

@@ -8,8 +8,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from glissando.cli.inference import add_model_options, open_model
+from glissando.cli.inference import open_model
 from glissando.cli.options import (
+    COMPUTING,
     Options,
     Parser,
     choose_threads,
@@ -33,21 +34,18 @@ EXAMPLE = "glissando evaluate runs/first --file book.txt"
 def main(arguments: Sequence[str]) -> None:
     """Score the run's own held-out text, a file, or another corpus."""
     parser = Parser("evaluate", "Score a run on held-out text.", EXAMPLE)
-    parser.add_argument("run", help="run directory, or one of its checkpoints")
-    parser.add_argument("--file", help="score every byte of this text file")
-    parser.add_argument(
-        "--carry",
-        action="store_true",
-        help="read the held-out rows as one text, too: bits by position, beside those "
-        "of rows that each start from an empty state",
+    add = parser.add_argument
+    add("run", "run directory, or one of its checkpoints")
+    add("--file", "score every byte of this text file")
+    carry = (
+        "read the held-out rows as one text, too: bits by position, beside those of rows that start from empty states"
     )
-    parser.add_argument("--json", action="store_true", help="print JSON")
-    parser.add_argument("--plots", metavar="DIR", help="directory for a plot of the loss")
-    parser.add_argument(
-        "--diagnostics", metavar="DIR", help="directory for tables and pictures of a liquid model, token by token"
-    )
-    parser.add_argument("--prompt", help="the text for --diagnostics; by default the beginning of the held-out text")
-    add_model_options(parser, "weights")
+    add("--carry", carry, action="store_true")
+    add("--json", "print JSON", action="store_true")
+    add("--plots", "directory for a plot of the loss", metavar="DIR")
+    add("--diagnostics", "directory for tables and pictures of a liquid model, token by token", metavar="DIR")
+    add("--prompt", "the text for --diagnostics; by default the beginning of the held-out text")
+    parser.add_shared("weights", *COMPUTING)
     parser.add_sections(("data",), lambda: {"data": CORPORA.section()})
     options = parse(parser, arguments)
     refuse_idle(options, {"prompt": "diagnostics"})

@@ -54,7 +54,7 @@ def _parser() -> Parser:
         {"data": EventsData, "model": EventConfig, "training": TrainingConfig},
     )
     listed = "; ".join(f"{name}, a {process.about}" for name, process in PROCESSES.items())
-    parser.add_argument("--process", default="hawkes5", help=f"for example: {listed}")
+    parser.add_argument("--process", f"for example: {listed}", default="hawkes5")
     parser.common = _COMMON
     return parser
 

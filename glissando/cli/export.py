@@ -6,8 +6,8 @@ import sys
 from collections.abc import Sequence
 from functools import partial
 
-from glissando.cli.inference import add_model_options, inference_overrides
-from glissando.cli.options import Parser, parse, require_out, whole
+from glissando.cli.inference import inference_overrides
+from glissando.cli.options import DEPTH, Parser, parse, require_out, whole
 from glissando.errors import ConfigError, unknown_name
 
 EXAMPLE = "glissando export runs/first --to onnx --out exported"
@@ -25,15 +25,13 @@ def main(arguments: Sequence[str]) -> None:
     """Write the folder, check what is in it against the model, and print what the check found."""
     usage = "glissando export RUN --to KIND --out DIR [options]"
     parser = Parser("export", "Write a run's model for other programs, and check it.", EXAMPLE, usage)
-    parser.add_argument("run", help="run directory, or one of its checkpoints")
-    parser.add_argument("--to", metavar="KIND", help="; ".join(f"{name}: {about}" for name, about in TO.items()))
-    parser.add_argument("--out", metavar="DIR", help="folder to create; nothing is overwritten")
-    parser.add_argument(
-        "--capacity",
-        type=whole,
-        help="for onnx, web: largest number of tokens of a text if the state grows (attention, tau); 1024",
-    )
-    add_model_options(parser, computes=False)
+    add = parser.add_argument
+    add("run", "run directory, or one of its checkpoints")
+    add("--to", "; ".join(f"{name}: {about}" for name, about in TO.items()), metavar="KIND")
+    add("--out", "folder to create; nothing is overwritten", metavar="DIR")
+    capacity = "for onnx, web: largest number of tokens of a text if the state grows (attention, tau); 1024"
+    add("--capacity", capacity, whole)
+    parser.add_shared(*DEPTH, "import")
     options = parse(parser, arguments)
     if options.to is None:
         raise ConfigError(f"--to is missing: one of {', '.join(TO)}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import itertools
 import random
@@ -11,8 +12,8 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from glissando.cli.inference import add_model_options, open_model, require_step
-from glissando.cli.options import Options, Parser, choose_threads, named_values, number, parse, whole
+from glissando.cli.inference import open_model, require_step
+from glissando.cli.options import COMPUTING, Options, Parser, at_least, choose_threads, number, parse, whole
 from glissando.errors import ConfigError, DataError, RunError
 
 if TYPE_CHECKING:
@@ -26,35 +27,36 @@ EXAMPLE = 'glissando generate runs/first --prompt "Once upon a time" --max_token
 def main(arguments: Sequence[str]) -> None:
     """Stream one prompt; several are computed together and printed in turn."""
     parser = Parser("generate", "Write text with a trained model; a published preset's, as published.", EXAMPLE)
-    parser.add_argument("run", help="run directory, or one of its checkpoints")
-    parser.add_argument("--prompt", action="append", help="a text, or - to read stdin; may be repeated")
-    parser.add_argument("--max_tokens", type=whole, help="largest number of tokens (default: as published, or 300)")
-    parser.add_argument(
-        "--temperature", type=number, help="0 chooses the most likely token (default: as published, or 0.8)"
-    )
-    parser.add_argument("--top_k", type=whole, help="sample only from the k most likely tokens")
-    parser.add_argument(
-        "--top_p",
-        type=number,
-        help="sample only from the most likely tokens that together have probability p (default: as published, or 1)",
-    )
-    parser.add_argument("--seed", type=whole, help="seed of sampling; by default a random one, which is printed")
-    parser.add_argument("--stop", action="append", default=[], help="stop before this text; may be repeated")
-    parser.add_argument(
-        "--control", metavar="NAME=VALUE", help="values of dials, separated by commas: mood=0.7,speech=-1"
-    )
-    parser.add_argument("--save_state", metavar="FILE", help="save the state to this file, for --load_state")
-    parser.add_argument(
-        "--load_state", metavar="FILE", help="continue the text exactly where it stopped; --prompt is appended first"
-    )
-    add_model_options(parser, "weights", "step", "caches", "lookup")
+    add = parser.add_argument
+    add("run", "run directory, or one of its checkpoints")
+    add("--prompt", "a text, or - to read stdin; may be repeated", action="append")
+    add("--max_tokens", "largest number of tokens (default: as published, or 300)", at_least(1))
+    add("--temperature", "0 chooses the most likely token (default: as published, or 0.8)", number)
+    add("--top_k", "sample only from the k most likely tokens", whole)
+    top_p = "sample only from the most likely tokens that together have probability p (default: as published, or 1)"
+    add("--top_p", top_p, number)
+    add("--seed", "seed of sampling; by default a random one, which is printed", whole)
+    add("--stop", "stop before this text; may be repeated", default=[], action="append")
+    dials = "values of dials, separated by commas: mood=0.7,speech=-1"
+    add("--control", dials, _named_values, metavar="NAME=VALUE")
+    add("--save_state", "save the state to this file, for --load_state", metavar="FILE")
+    continued = "continue the text exactly where it stopped; --prompt is appended first"
+    add("--load_state", continued, metavar="FILE")
+    parser.add_shared("weights", "step", "caches", "lookup", *COMPUTING)
     options = parse(parser, arguments)
-    if options.max_tokens is not None and options.max_tokens < 1:
-        raise ConfigError(f"--max_tokens must be at least 1, got {options.max_tokens}")
     _take_prompts(options)
     _check_states(options)
     _complete_sampling(options)
     _write(options)
+
+
+def _named_values(text: str) -> dict[str, float]:
+    """ "mood=0.7,speech=-1" as a mapping."""
+    try:
+        return {name.strip(): float(value) for name, value in (part.split("=") for part in text.split(","))}
+    except ValueError:
+        expected = "NAME=VALUE pairs separated by commas, such as mood=0.7,speech=-1"
+        raise argparse.ArgumentTypeError(f"expected {expected}, got {text!r}") from None
 
 
 def _complete_sampling(o: Options) -> None:
@@ -113,11 +115,10 @@ def _write(o: Options) -> None:
 
     seed = random.randrange(2**32) if o.seed is None else o.seed
     Sampling(o.temperature, o.top_k, o.top_p, seed)
-    control = None if o.control is None else named_values(o.control)
     model = open_model(o, o.run)
-    if control is not None:  # a wrong name is an error before anything is compiled
-        control_values(model, control)
-        for name, value in control.items():
+    if o.control is not None:  # a wrong name is an error before anything is compiled
+        control_values(model, o.control)
+        for name, value in o.control.items():
             if abs(value) > 1:
                 print(f"{name}={value:g} is outside -1 to 1, where this model was trained.", file=sys.stderr)
     compiled = require_step(o, model)
@@ -129,11 +130,10 @@ def _write(o: Options) -> None:
     # A terminal obeys control characters, which an untrained model writes freely; a file gets what was written.
     shown = visible if sys.stdout.isatty() else str
     keywords: dict[str, Any] = {
-        k: getattr(o, k) for k in ("max_tokens", "temperature", "top_k", "top_p", "stop", "step", "lookup")
+        k: getattr(o, k) for k in ("max_tokens", "temperature", "top_k", "top_p", "stop", "step", "lookup", "control")
     }
-    keywords |= {"seed": seed, "control": control}
     full: list[bool] = []
-    keywords["when_full"] = lambda: full.append(True)
+    keywords |= {"seed": seed, "when_full": lambda: full.append(True)}
     # Printed after the checks of the options, and only where it decides something.
     seed_line = f"seed {seed}\n" if o.seed is None and o.load_state is None and o.temperature > 0 else ""
     if len(o.prompt) == 1:

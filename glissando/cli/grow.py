@@ -6,16 +6,7 @@ import shlex
 from collections.abc import Sequence
 
 from glissando.cli.help import documented
-from glissando.cli.options import (
-    Parser,
-    add_import_option,
-    add_threads_option,
-    choose_threads,
-    number,
-    parse,
-    require_out,
-    whole,
-)
+from glissando.cli.options import Parser, choose_threads, number, parse, require_out, whole
 from glissando.growth import Growth
 
 EXAMPLE = "glissando grow runs/first --width 2 --layers 2 --out runs/grown"
@@ -25,16 +16,13 @@ def main(arguments: Sequence[str]) -> None:
     """Grow, compare the logits of both, and print how to go on."""
     usage = "glissando grow RUN --out DIR [--width FACTOR] [--layers NUMBER] [options]"
     parser = Parser("grow", "Make a run's model larger without changing what it computes.", EXAMPLE, usage)
-    parser.add_argument("run", help="run directory, or one of its checkpoints")
-    parser.add_argument("--out", metavar="DIR", help="run directory to make")
+    parser.add_argument("run", "run directory, or one of its checkpoints")
+    parser.add_argument("--out", "run directory to make", metavar="DIR")
     about = documented(Growth)
     about.pop("vocab")  # a run's is its tokenizer's
     for name, text in about.items():
-        parser.add_argument(
-            f"--{name}", type=number if name == "noise" else whole, default=getattr(Growth, name), help=text
-        )
-    add_import_option(parser)
-    add_threads_option(parser)
+        parser.add_argument(f"--{name}", text, number if name == "noise" else whole, getattr(Growth, name))
+    parser.add_shared("import", "threads")
     options = parse(parser, arguments)
     require_out(options, "name the run directory to make, such as --out runs/grown")
     from glissando.flops import training_flops

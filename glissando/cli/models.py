@@ -14,7 +14,7 @@ _USE = "\nA name can be used like a run directory: `glissando generate {name}`, 
 def main(arguments: Sequence[str]) -> None:
     """List the models with their sizes and what they do, or print one's card."""
     parser = Parser("models", "List the trained models in the package, or show one's card.", "glissando models dial")
-    parser.add_argument("name", nargs="?", help="a model whose card to print")
+    parser.add_argument("name", "a model whose card to print", nargs="?")
     name, known = parse(parser, arguments).name, names()
     if name is not None:
         if name not in known:

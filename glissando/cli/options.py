@@ -57,11 +57,19 @@ class Parser(argparse.ArgumentParser):
         types = self._types() if self.section_names else {}
         return {name: types[name] for name in self.section_names}
 
-    def add_argument(self, *names: str, **settings: Any) -> Any:
-        """As argparse, positional arguments in capitals."""
-        if not names[0].startswith("-"):
-            settings.setdefault("metavar", names[0].upper())
-        return super().add_argument(*names, **settings)
+    def add_argument(  # type: ignore[override]
+        self, name: str, help: str, type: Any = None, default: Any = None, **settings: Any
+    ) -> Any:
+        """As argparse, with one name and what --help says of it, and positional arguments in capitals."""
+        if not name.startswith("-"):
+            settings.setdefault("metavar", name.upper())
+        settings |= {} if type is None else {"type": type}
+        return super().add_argument(name, help=help, **settings, **({} if default is None else {"default": default}))
+
+    def add_shared(self, *names: str) -> None:
+        """Take options that several commands have."""
+        for name in names:
+            self.add_argument(f"--{name}", **_SHARED[name])
 
     def error(self, message: str) -> NoReturn:
         raise ConfigError(message.removeprefix("argument "))
@@ -151,28 +159,21 @@ def _split(parser: Parser, arguments: Sequence[str]) -> tuple[list[str], dict[st
 
 
 def _unknown_option(parser: Parser, option: str) -> ConfigError:
-    close = _nearest_option(option, parser)
-    hint = f" Did you mean {close}?" if close else ""
-    sections = {each.section for name, hint in parser.sections.items() for each in options_of(hint, name)}
+    dotted = [each for name, hint in parser.sections.items() for each in options_of(hint, name)]
+
+    def likeness(known: str) -> float:
+        """By the whole names, and by what they end with."""
+        ends = option.rpartition(".")[2], known.rpartition(".")[2]
+        whole_names, last = (difflib.SequenceMatcher(None, *names).ratio() for names in ((option, known), ends))
+        return 2 * whole_names + last if last >= 0.6 else 0.0
+
+    close = max([*parser._option_string_actions, *(each.name for each in dotted)], key=likeness, default="")
+    hint = f" Did you mean {close}?" if likeness(close) else ""
+    sections = {each.section for each in dotted}
     parts = option.removeprefix("--").split(".")
     inside = (".".join(parts[:end]) for end in range(len(parts) - 1, 0, -1))
     section = next((name for name in inside if name in sections), "all") if sections else ""
     return ConfigError(f"unknown option {option}.{hint} See `{f'{parser.prog} --help {section}'.strip()}`.")
-
-
-def _nearest_option(option: str, parser: Parser) -> str | None:
-    """The option meant by `option`, whose last part is like its own: one of its section before others."""
-    options = [name for name in parser._option_string_actions if name.startswith("--")]
-    options += [each.name for section, hint in parser.sections.items() for each in options_of(hint, section)]
-
-    def likeness(known: str) -> float:
-        (wanted, _, last), (section, _, name) = (text.removeprefix("--").rpartition(".") for text in (option, known))
-        same = difflib.SequenceMatcher(None, last, name).ratio()
-        inside = 1.0 if wanted == section else 0.4 * difflib.SequenceMatcher(None, wanted, section).ratio()
-        return same + inside - 0.01 * known.count(".") if same >= 0.6 else 0.0
-
-    best = max(options, key=likeness, default="")
-    return best if best and likeness(best) else None
 
 
 # ---------------------------------------------------------------------- values of plain options
@@ -186,6 +187,18 @@ def whole(text: str) -> int:
         return int(text)
     except ValueError:
         raise argparse.ArgumentTypeError(f"expected a whole number, got {text!r}") from None
+
+
+def at_least(least: int) -> Callable[[str], int]:
+    """Reads whole numbers that are not less."""
+
+    def read(text: str) -> int:
+        if (value := whole(text)) < least:
+            raise argparse.ArgumentTypeError(f"expected a whole number of at least {least}, got {value}")
+        return value
+
+    read.__name__ = whole.__name__  # for messages and --help
+    return read
 
 
 def number(text: str) -> float:
@@ -288,54 +301,50 @@ def as_flags(message: str, arguments: Sequence[str]) -> str:
 # ---------------------------------------------------------------------- shared options
 
 
-def add_import_option(parser: Parser) -> None:
-    parser.add_argument(
-        "--import",
-        dest="imports",
-        metavar="FILE",
-        action="append",
-        default=[],
-        help="Python file to execute first, which registers your own mixers, depths or corpora; may be repeated",
-    )
-
-
-def add_device_option(parser: Parser) -> None:
-    parser.add_argument(
-        "--device",
-        default="cpu",
-        help="cpu, cuda, cuda:1, mps, ...; auto: the accelerator that PyTorch finds, or else the CPU",
-    )
-
-
-def device_of(options: Options) -> Any:
-    """The device of --device, found before anything is loaded; `auto` is replaced by what it is here.
-
-    Raises ConfigError for one that is not there.
-    """
-    if options.device != "cpu":
-        from glissando.devices import find_device
-
-        options.device = str(find_device(options.device))
-    return options.device
-
-
-def add_threads_option(parser: Parser) -> None:
-    parser.add_argument(
-        "--threads",
-        type=_threads,
-        default="auto",
-        metavar="N",
-        help="number of threads; auto: OMP_NUM_THREADS if set, or else the fastest number in a short measurement",
-    )
-
-
 def _threads(text: str) -> int | None:
     """A number of threads; None is auto."""
-    if text == "auto":
-        return None
-    if (count := whole(text)) < 1:
-        raise argparse.ArgumentTypeError(f"expected auto or a number of at least 1, got {text!r}")
-    return count
+    return None if text == "auto" else at_least(1)(text)
+
+
+#: what may be changed of a trained model's depth
+DEPTH = ("depth.n_steps", "depth.method")
+#: options of the commands that compute with a trained model
+COMPUTING = (*DEPTH, "device", "threads", "import")
+_SHARED: dict[str, dict[str, Any]] = {
+    "depth.n_steps": {"type": whole, "help": "steps of a flow, if not those of the training"},
+    "depth.method": {"help": "solver of a flow, if not that of the training"},
+    "weights": {
+        "choices": ["float32", "bf16", "int8"], "default": "float32",
+        "help": "round the matrices (int8 with a scale for each output); arithmetic stays in float32",
+    },
+    "step": {
+        "choices": ["auto", "compiled", "plain"], "default": "auto",
+        "help": "how tokens are computed: compiled (a kernel, in float32 on a CPU) or plain (PyTorch); auto: compiled "
+        "if the model has such a step. The kernel is compiled once on a machine, in half a minute",
+    },
+    "caches": {
+        "choices": ["float32", "bf16"], "default": "float32",
+        "help": "how the compiled step keeps keys and values of attention: bf16 takes half the memory, and is faster "
+        "behind long texts and for many of them",
+    },
+    "lookup": {
+        "type": at_least(0), "default": 0, "metavar": "N",
+        "help": "read up to N tokens ahead where the last three occurred earlier in the text; the text stays the same, "
+        "and comes faster where it repeats itself much, slower where it does not",
+    },
+    "device": {
+        "default": "cpu",
+        "help": "cpu, cuda, cuda:1, mps, ...; auto: the accelerator that PyTorch finds, or else the CPU",
+    },
+    "threads": {
+        "type": _threads, "default": "auto", "metavar": "N",
+        "help": "number of threads; auto: OMP_NUM_THREADS if set, or else the fastest number in a short measurement",
+    },
+    "import": {
+        "dest": "imports", "metavar": "FILE", "action": "append", "default": [],
+        "help": "Python file to execute first, which registers your own mixers, depths or corpora; may be repeated",
+    },
+}  # fmt: skip
 
 
 def choose_threads(options: argparse.Namespace, rows: int, width: int, before: int | None = None) -> None:
@@ -385,16 +394,6 @@ def require_own_held_out(named: Collection[str], requested: Mapping[str, Any], r
             f"--data.path {path} alone would leave the run's {held_out} as held-out text; give --data.valid_path too "
             f"(null: a part of {path})"
         )
-
-
-def named_values(text: str) -> dict[str, float]:
-    """ "mood=0.7,speech=-1" as a mapping. Raises ConfigError for what is not of this form."""
-    try:
-        return {name.strip(): float(value) for name, value in (part.split("=") for part in text.split(","))}
-    except ValueError as error:
-        raise ConfigError(
-            f"--control must be NAME=VALUE pairs separated by commas, such as mood=0.7,speech=-1; got {text!r}"
-        ) from error
 
 
 def words(text: str | None) -> list[str]:

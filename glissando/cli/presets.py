@@ -13,7 +13,7 @@ _LARGE = ("-100m", "-124m")
 def main(arguments: Sequence[str]) -> None:
     """List the presets by purpose, with their parameters, or show one's file."""
     parser = Parser("presets", "List the presets, or show one.", "glissando presets transformer-nano")
-    parser.add_argument("name", nargs="?", help="a preset to show")
+    parser.add_argument("name", "a preset to show", nargs="?")
     name = parse(parser, arguments).name
     if name is not None:
         import yaml

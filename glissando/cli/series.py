@@ -57,8 +57,9 @@ def _parser() -> Parser:
         "for predict: number of joint paths to draw",
         {"data": SeriesData, "model": SeriesConfig, "training": TrainingConfig},
     )
-    parser.add_argument("--future", metavar="FILE", help="for predict: known-future columns at the times to forecast")
-    parser.add_argument("--origins", type=whole, help="for evaluate: forecasts from this many times of each series")
+    future = "for predict: known-future columns at the times to forecast"
+    parser.add_argument("--future", future, metavar="FILE")
+    parser.add_argument("--origins", "for evaluate: forecasts from this many times of each series", whole)
     parser.set_defaults(count=31)
     parser.common = _COMMON
     return parser

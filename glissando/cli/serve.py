@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import errno
 import ipaddress
 import os
@@ -12,8 +13,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from glissando.cli.inference import add_model_options, open_model, require_step
-from glissando.cli.options import Options, Parser, choose_threads, parse, whole
+from glissando.cli.inference import open_model, require_step
+from glissando.cli.options import COMPUTING, Options, Parser, at_least, choose_threads, parse, whole
 from glissando.errors import ConfigError, GlissandoError, MissingExtraError
 from glissando.progress import never_silent
 
@@ -30,49 +31,37 @@ _LOOPBACK = ("127.0.0.1", "localhost", "::1")
 def main(arguments: Sequence[str]) -> None:
     """Serve until Ctrl-C."""
     parser = Parser("serve", "Serve a run over HTTP, as OpenAI's interface does, and a page at /.", EXAMPLE)
-    parser.add_argument("run", nargs="+", help="run directory or checkpoint; give several for several models")
-    parser.add_argument(
-        "--host",
-        default="127.0.0.1",
-        help=f"address to listen on, by default only reachable from this machine; {KEY} has the keys to ask for",
-    )
-    parser.add_argument(
-        "--port", type=whole, help="port, 8000 by default, or a free one where that is taken; 0: a free one"
-    )
-    parser.add_argument(
-        "--name",
-        action="append",
-        help="name of the model, by default that of its folder; once for each run, in the same order",
-    )
-    parser.add_argument("--max_sessions", type=whole, default=64, help="largest number of active texts; others wait")
-    parser.add_argument("--max_prompt", type=whole, default=16384, help="largest number of tokens of a prompt")
-    parser.add_argument("--max_tokens", type=whole, default=4096, help="largest number of tokens of a text")
-    parser.add_argument("--prefix_mib", type=whole, default=256, help="MiB for cached states of prompts; 0: none")
-    parser.add_argument(
-        "--memory",
-        metavar="SIZE",
-        help="memory limit of the process, such as 2GiB; by default half of the available memory",
-    )
-    parser.add_argument("--open", action="store_true", help="open the playground in a web browser")
-    add_model_options(parser, "weights", "step", "caches", "lookup")
+    add = parser.add_argument
+    add("run", "run directory or checkpoint; give several for several models", nargs="+")
+    host = f"address to listen on, by default only reachable from this machine; {KEY} has the keys to ask for"
+    add("--host", host, default="127.0.0.1")
+    add("--port", "port, 8000 by default, or a free one where that is taken; 0: a free one", port)
+    name = "name of the model, by default that of its folder; once for each run, in the same order"
+    add("--name", name, action="append")
+    add("--max_sessions", "largest number of active texts; others wait", at_least(1), 64)
+    add("--max_prompt", "largest number of tokens of a prompt", at_least(1), 16384)
+    add("--max_tokens", "largest number of tokens of a text", at_least(1), 4096)
+    add("--prefix_mib", "MiB for cached states of prompts; 0: none", at_least(0), 256)
+    memory = "memory limit of the process, such as 2GiB; by default half of the available memory"
+    add("--memory", memory, size, metavar="SIZE")
+    add("--open", "open the playground in a web browser", action="store_true")
+    parser.add_shared("weights", "step", "caches", "lookup", *COMPUTING)
     options = parse(parser, arguments)
-    for name, least in {
-        "prefix_mib": 0,
-        "lookup": 0,
-        "max_sessions": 1,
-        "max_prompt": 1,
-        "max_tokens": 1,
-    }.items():
-        if getattr(options, name) < least:
-            raise ConfigError(f"--{name} must be at least {least}, got {getattr(options, name)}")
-    require_port(options)
     serve(options)
 
 
-def require_port(o: Options) -> None:
-    """Raise ConfigError for a port that is none."""
-    if o.port is not None and not 0 <= o.port <= 65535:
-        raise ConfigError(f"--port must be from 0 to 65535, got {o.port}")
+def port(text: str) -> int:
+    """A port's number."""
+    if not 0 <= (number := whole(text)) <= 65535:
+        raise argparse.ArgumentTypeError(f"expected a number from 0 to 65535, got {number}")
+    return number
+
+
+def size(text: str) -> int:
+    """Bytes of 2GiB or 800MiB."""
+    if (parsed := re.fullmatch(r"(\d+(?:\.\d+)?) ?([MG])iB", text)) is None:
+        raise argparse.ArgumentTypeError(f"expected a size such as 2GiB or 800MiB, got {text!r}")
+    return int(float(parsed[1]) * {"M": 2**20, "G": 2**30}[parsed[2]])
 
 
 def port_of(o: Options) -> int:
@@ -80,17 +69,17 @@ def port_of(o: Options) -> int:
 
     Raises GlissandoError where the requested one is taken, before a model is opened.
     """
-    port = PORT if o.port is None else int(o.port)
+    number = PORT if o.port is None else o.port
     try:
-        socket.create_server((o.host, port), family=socket.AF_INET6 if ":" in o.host else socket.AF_INET).close()
+        socket.create_server((o.host, number), family=socket.AF_INET6 if ":" in o.host else socket.AF_INET).close()
     except OSError as error:
         if error.errno == errno.EADDRINUSE:
             if o.port is not None:
                 fix = "choose another --port; 0 is a free one"
-                raise GlissandoError(f"cannot listen at {o.host}:{port}: the port is taken; {fix}") from error
+                raise GlissandoError(f"cannot listen at {o.host}:{number}: the port is taken; {fix}") from error
             print(f"port {PORT} is taken: listening at a free one; --port chooses one that stays the same", flush=True)
             return 0
-    return port  # listening says what else is wrong
+    return number  # listening says what else is wrong
 
 
 def read_keys() -> list[str]:
@@ -112,14 +101,6 @@ def _named(o: Options) -> dict[str, str]:
         fix = " ".join(f"--name {twice}-{number}" for number in range(1, len(names) + 1))
         raise ConfigError(f"several models would have the name {twice!r}; name each of them, as {fix}")
     return dict(zip(names, o.run, strict=True))
-
-
-def size_of(size: str) -> int:
-    """Bytes of 2GiB or 800MiB. Raises ConfigError for what is no size."""
-    parsed = re.fullmatch(r"(\d+(?:\.\d+)?) ?([MG])iB", size)
-    if parsed is None:
-        raise ConfigError(f"--memory must be a size such as 2GiB or 800MiB, got {size!r}")
-    return int(float(parsed[1]) * {"M": 2**20, "G": 2**30}[parsed[2]])
 
 
 def own_names(host: str) -> list[str] | None:
@@ -167,7 +148,7 @@ def _server(o: Options) -> Any:
 
     runs = _named(o)
     keys, hosts = access(o.host)
-    memory = None if o.memory is None else size_of(o.memory)
+    memory = o.memory
     models = {name: open_model(o, run) for name, run in runs.items()}
     for model in models.values():
         require_step(o, model)
@@ -179,7 +160,7 @@ def _server(o: Options) -> Any:
         taken = resident_bytes(model.embedding.weight.device)
         if taken >= memory:
             raise ConfigError(
-                f"--memory {o.memory} is less than the {readable(taken)} that this process uses before any text"
+                f"--memory {readable(memory)} is less than the {readable(taken)} that this process uses before any text"
             )
         memory -= taken
     return Server(

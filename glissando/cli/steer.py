@@ -10,8 +10,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from glissando.cli.inference import add_model_options, inference_overrides, open_model
+from glissando.cli.inference import inference_overrides, open_model
 from glissando.cli.options import (
+    COMPUTING,
     Options,
     Parser,
     choose_threads,
@@ -53,23 +54,18 @@ def main(arguments: Sequence[str]) -> None:
 def steer_parser(usage: str = "glissando steer RUN --out DIR [options]") -> Parser:
     """The options of a trial, which research.steering has, too."""
     parser = Parser("steer", "Turn a model's dials and judge what it writes.", EXAMPLE, usage)
-    parser.add_argument("run", help="run directory, or one of its checkpoints")
-    parser.add_argument("--out", metavar="DIR", help="directory to create for tables, texts and plots")
-    parser.add_argument("--dials", metavar="NAMES", help="dials, separated by commas; by default all")
-    parser.add_argument("--values", type=numbers, default=[], help="values of u; by default -1.5 to 1.5 in quarters")
-    parser.add_argument(
-        "--prompts", default="32", help="number of held-out beginnings, or a file with one prompt a line"
-    )
-    parser.add_argument(
-        "--words", nargs="+", default=[], help="two files with one word or phrase a line, to measure P(set | prompt)"
-    )
-    parser.add_argument(
-        "--cost_rows", type=whole, default=32, help="number of held-out rows for the cost of each value; 0: all"
-    )
-    parser.add_argument("--max_tokens", type=whole, default=700, help="largest number of tokens of each text")
-    parser.add_argument("--temperature", type=number, default=0.8, help="temperature of sampling")
-    parser.add_argument("--seed", type=whole, default=0, help="seed of prompts and of sampling")
-    add_model_options(parser, "weights")
+    add = parser.add_argument
+    add("run", "run directory, or one of its checkpoints")
+    add("--out", "directory to create for tables, texts and plots", metavar="DIR")
+    add("--dials", "dials, separated by commas; by default all", metavar="NAMES")
+    add("--values", "values of u; by default -1.5 to 1.5 in quarters", numbers, [])
+    add("--prompts", "number of held-out beginnings, or a file with one prompt a line", default="32")
+    add("--words", "two files with one word or phrase a line, to measure P(set | prompt)", default=[], nargs="+")
+    add("--cost_rows", "number of held-out rows for the cost of each value; 0: all", whole, 32)
+    add("--max_tokens", "largest number of tokens of each text", whole, 700)
+    add("--temperature", "temperature of sampling", number, 0.8)
+    add("--seed", "seed of prompts and of sampling", whole, 0)
+    parser.add_shared("weights", *COMPUTING)
     return parser
 
 

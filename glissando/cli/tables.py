@@ -12,14 +12,15 @@ from typing import Any
 from glissando.cli.options import (
     Options,
     Parser,
-    add_import_option,
-    add_threads_option,
+    at_least,
     choose_threads,
     numbers,
     require_out,
     whole,
 )
-from glissando.config import flat, hints_of, merge
+from glissando.cli.serve import port, size
+from glissando.cli.train import resume_run
+from glissando.config import hints_of, merge
 from glissando.errors import ConfigError, unknown_name
 from glissando.presets import load_preset
 from glissando.yaml_files import read_options
@@ -38,26 +39,25 @@ Actions = Mapping[str, tuple[Callable[[Options], None], tuple[str, ...]]]
 def table_parser(parser: Parser, action: str, preset: str, samples: str, types: Mapping[str, Any]) -> Parser:
     """Add the options that both commands have: what is said of three of them, and the types of the sections."""
     add = parser.add_argument
-    add("action", help=action)
-    add("run", nargs="?", help="for all but train and example: run directory, or one of its checkpoints")
-    add("--preset", help=f"for train: {preset}")
-    add("--config", metavar="FILE", help="for train: YAML file of options")
-    add("--out", help="for train: run directory to create; otherwise the file to write")
-    add("--resume", metavar="RUN", help="for train: run to continue")
-    add("--file", help="for evaluate: a table to score, all of it; otherwise the one that ends where prediction begins")
-    add("--horizon", metavar="SPAN", help="how far to predict: 24h, or a number in the times' unit")
-    add("--every", metavar="SPAN", help="for predict: also at each such step up to the horizon")
-    add("--quantiles", type=numbers, default=[], metavar="LEVELS", help="for predict: 0.1,0.5,0.9")
-    add("--samples", type=whole, default=0, help=samples)
-    add("--plots", metavar="DIR", help="for evaluate: where pictures go; by default into the run")
-    add("--json", action="store_true", help="for evaluate: print JSON")
-    add("--count", type=whole, default=40, help="for example: number of series")
-    add("--seed", type=whole, default=0, help="of an example, and of what is drawn")
-    add("--host", default="127.0.0.1", help="for serve: address to listen on, by default this machine")
-    add("--port", type=whole, help="for serve: port, 8000 by default, or a free one where that is taken; 0: a free one")
-    add("--memory", metavar="SIZE", default="256MiB", help="for serve: of the states of all series")
-    add_threads_option(parser)
-    add_import_option(parser)
+    add("action", action)
+    add("run", "for all but train and example: run directory, or one of its checkpoints", nargs="?")
+    add("--preset", f"for train: {preset}")
+    add("--config", "for train: YAML file of options", metavar="FILE")
+    add("--out", "for train: run directory to create; otherwise the file to write")
+    add("--resume", "for train: run to continue", metavar="RUN")
+    add("--file", "for evaluate: a table to score, all of it; otherwise the one that ends where prediction begins")
+    add("--horizon", "how far to predict: 24h, or a number in the times' unit", metavar="SPAN")
+    add("--every", "for predict: also at each such step up to the horizon", metavar="SPAN")
+    add("--quantiles", "for predict: 0.1,0.5,0.9", numbers, [], metavar="LEVELS")
+    add("--samples", samples, whole, 0)
+    add("--plots", "for evaluate: where pictures go; by default into the run", metavar="DIR")
+    add("--json", "for evaluate: print JSON", action="store_true")
+    add("--count", "for example: number of series", at_least(1), 40)
+    add("--seed", "of an example, and of what is drawn", at_least(0), 0)
+    add("--host", "for serve: address to listen on, by default this machine", default="127.0.0.1")
+    add("--port", "for serve: port, 8000 by default, or a free one where that is taken; 0: a free one", port)
+    add("--memory", "for serve: of the states of all series", size, "256MiB", metavar="SIZE")
+    parser.add_shared("threads", "import")
     parser.add_sections(tuple(types), lambda: types)
     return parser
 
@@ -86,26 +86,14 @@ def train_on_table(options: Options, kind: Any) -> None:
     from glissando.allocator import prepare_to_train
     from glissando.imports import imported
     from glissando.run_files import text_options
-    from glissando.threads import threads_of
-    from glissando.training.config import MACHINE
-    from glissando.training.fit import resume, train
-    from glissando.training.mirroring import place_of
+    from glissando.training.fit import train
 
-    prepare_to_train()
     if options.resume is not None:
-        machine = [f"training.{name}" for name in MACHINE]
         data = hints_of(kind)["data"]
         tables = [name for name in text_options() if hasattr(data, name.removeprefix("data."))]
-        taken = ("resume", "threads", "import", *tables, *machine)
-        if others := [name for name in options.given if name not in taken]:
-            raise ConfigError(
-                f"--resume continues exactly as {options.resume} was trained, and takes only options of the machine "
-                f"and the new place of its tables, --{' and --'.join(tables)}; leave --{others[0]} out"
-            )
-        choose_threads(options, *USUAL, before=threads_of(place_of(options.resume, resumed=True)[0]))
-        moved = flat({"data": options.sections.get("data", {})})
-        resume(options.resume, options.sections.get("training", {}), texts=moved, kind=kind)
+        resume_run(options, tables, USUAL, kind=kind)
         return
+    prepare_to_train()
     require_out(options, f"name the run directory to make, such as --out runs/{kind.kind}")
     file = {} if options.config is None else dict(read_options(options.config, f"--config {options.config}"))
     preset = options.preset or file.get("preset") or f"liquid-{kind.kind}"
@@ -174,15 +162,12 @@ def write_answers(
 
 
 def write_example(options: Options, table: Callable[[], str]) -> Path:
-    """Write a generated table to --out, where nothing is yet; --count and --seed are checked before it is made."""
+    """Write a generated table to --out, where nothing is yet."""
     from glissando.series.forecast import require_absent
     from glissando.storage import write_atomic
 
     require_out(options, "name the CSV to write, such as --out example.csv")
     out = require_absent(options.out)
-    for name, least in (("count", 1), ("seed", 0)):
-        if (value := getattr(options, name)) < least:
-            raise ConfigError(f"--{name} is {value}: give {least} or more")
     write_atomic(out, table().encode())
     return out
 
@@ -195,17 +180,15 @@ def serve_table(options: Options, run: Any, what: str) -> None:
         run: The class of the run.
         what: Is sent to the server, for people.
     """
-    from glissando.cli.serve import access, listen, missing, port_of, require_port, size_of
+    from glissando.cli.serve import access, listen, missing, port_of
 
     try:
         from glissando.serving.tables import server_of
     except ModuleNotFoundError as error:
         raise missing(error) from error
-    require_port(options)
-    memory = size_of(options.memory)
     keys, hosts = access(options.host)
     choose_threads(options, *USUAL)
     name = Path(options.run).resolve().name
-    server = server_of(run.open(options.run), name, memory=memory, api_key=keys, hosts=hosts)
+    server = server_of(run.open(options.run), name, memory=options.memory, api_key=keys, hosts=hosts)
     about = f"POST {what} to /v1/observe; GET /v1/series describes them"
     listen(server.config(host=options.host, port=port_of(options)), server.name, server.close, about)

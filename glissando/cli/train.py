@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from glissando.cli.options import (
     Options,
     Parser,
-    add_import_option,
-    add_threads_option,
     choose_threads,
     parse,
     require_out,
@@ -44,16 +42,14 @@ _USAGE = (
 )
 #: rows and width of activations for which threads are chosen, where a run does not say how many it was made with
 _USUAL = (1024, 256)
-_OUT = "name the run directory to make, such as --out runs/first"
-#: options of a corpus's files, which may have moved before a run is resumed
-_TEXTS = ("data.path", "data.valid_path")
 
 
 def main(arguments: Sequence[str]) -> None:
     """Train, or with --resume go on."""
     options = parse(_parser(), arguments)
     if options.resume is not None:
-        _resume(options)
+        budget = f". With another budget: glissando train --from {options.resume} --out DIR"
+        resume_run(options, ("data.path", "data.valid_path"), _USUAL, budget)
         return
     config = _config(options)
     if options.print_config:
@@ -61,7 +57,7 @@ def main(arguments: Sequence[str]) -> None:
 
         print(yaml.safe_dump(config.as_dict(), sort_keys=False), end="")
         return
-    require_out(options, _OUT)
+    require_out(options, "name the run directory to make, such as --out runs/first")
     if not config.stages:  # a stage may name its own
         config.require_text()
     from glissando.allocator import prepare_to_train
@@ -93,22 +89,16 @@ def _choose_threads(options: Options, config: RunConfig) -> None:
 
 def _parser() -> Parser:
     parser = Parser("train", "Train a model into a run directory.", f"{OWN_TEXT}\n{EXAMPLE}", _USAGE)
-    parser.add_argument("--preset", help="model and training options by name; see glissando presets")
-    parser.add_argument("--out", metavar="DIR", help="run directory to make, or a URL such as s3://bucket/book")
-    parser.add_argument(
-        "--config", metavar="FILE", help="YAML file of options; those on the command line take precedence"
-    )
-    parser.add_argument(
-        "--from", dest="start_from", metavar="RUN", help="run whose weights, tokenizer and options to start from"
-    )
-    parser.add_argument(
-        "--resume",
-        metavar="RUN",
-        help="run to continue; only options of the machine, and paths of moved texts, may be given too",
-    )
-    parser.add_argument("--print_config", action="store_true", help="print the values of all options and stop")
-    add_threads_option(parser)
-    add_import_option(parser)
+    add = parser.add_argument
+    add("--preset", "model and training options by name; see glissando presets")
+    add("--out", "run directory to make, or a URL such as s3://bucket/book", metavar="DIR")
+    add("--config", "YAML file of options; those on the command line take precedence", metavar="FILE")
+    start = "run whose weights, tokenizer and options to start from"
+    add("--from", start, dest="start_from", metavar="RUN")
+    resumed = "run to continue; only options of the machine, and paths of moved texts, may be given too"
+    add("--resume", resumed, metavar="RUN")
+    add("--print_config", "print the values of all options and stop", action="store_true")
+    parser.add_shared("threads", "import")
     parser.common, parser.preset = COMMON, _of_preset
     parser.add_sections(SECTIONS, run_sections)
     return parser
@@ -192,26 +182,34 @@ def _of_run(path: str) -> dict[str, Any]:
     return config
 
 
-def _resume(options: Options) -> None:
-    """--resume: it takes the machine's options and where texts lie now."""
-    from glissando.training.config import MACHINE
+def resume_run(options: Options, texts: Collection[str], usual: tuple[int, int], fix: str = "", **kind: Any) -> None:
+    """--resume: it takes the machine's options and where the files of the options `texts` lie now.
 
-    path, machine = options.resume, [f"training.{name}" for name in MACHINE]
-    if others := [name for name in options.given if name not in ("resume", "threads", "import", *machine, *_TEXTS)]:
-        raise ConfigError(
-            f"--resume continues exactly with {path}/config.yaml and takes no other options than --"
-            f"{', --'.join(machine)}, and the new place of its texts, --{' and --'.join(_TEXTS)}; "
-            f"got --{' --'.join(others)}. With another budget: glissando train --from {path} --out DIR"
-        )
+    Args:
+        options: Of the command.
+        texts: Options that name files.
+        usual: Rows and width of activations for which threads are chosen.
+        fix: What else a user may do who gives other options.
+        **kind: As of `glissando.training.fit.resume`.
+    """
     from glissando.allocator import prepare_to_train
     from glissando.stages import STAGES
     from glissando.threads import threads_of
+    from glissando.training.config import MACHINE
     from glissando.training.fit import resume
     from glissando.training.mirroring import place_of
 
+    path, machine = options.resume, [f"training.{name}" for name in MACHINE]
+    if others := [name for name in options.given if name not in ("resume", "threads", "import", *machine, *texts)]:
+        raise ConfigError(
+            f"--resume continues exactly with {path}/config.yaml and takes no other options than --"
+            f"{', --'.join(machine)}, and the new place of its files, --{' and --'.join(texts)}; "
+            f"got --{' --'.join(others)}{fix}"
+        )
     prepare_to_train()
     folder = place_of(path, resumed=True)[0]
     if (folder / STAGES).is_file():
         raise ConfigError(f"--resume {path} holds stages: the command that began them, given again, goes on")
-    choose_threads(options, *_USUAL, before=threads_of(folder))  # with others sums may round otherwise
-    resume(path, options.sections.get("training", {}), texts=flat({"data": options.sections.get("data", {})}))
+    choose_threads(options, *usual, before=threads_of(folder))  # with others sums may round otherwise
+    moved = flat({"data": options.sections.get("data", {})})
+    resume(path, options.sections.get("training", {}), texts=moved, **kind)

@@ -36,15 +36,12 @@ NO_BASE = (
 def main(arguments: Sequence[str]) -> None:
     """Measure pairs of dials; where the run holds the base that it was steered from, baselines, too."""
     parser = steer_parser("python -m research.steering RUN --out DIR [options]")
-    parser.add_argument(
-        "--pair_values", type=numbers, default=[], help="values of two dials turned at once; by default -1, 0, 1"
-    )
-    parser.add_argument(
-        "--strengths", type=numbers, default=[], help="strengths of activation addition; by default 2, 4, ..., 64"
-    )
-    parser.add_argument(
-        "--selection_prompts", type=whole, default=12, help="number of other beginnings, to choose baselines' options"
-    )
+    pairs_of = "values of two dials turned at once; by default -1, 0, 1"
+    parser.add_argument("--pair_values", pairs_of, numbers, [])
+    strengths_of = "strengths of activation addition; by default 2, 4, ..., 64"
+    parser.add_argument("--strengths", strengths_of, numbers, [])
+    selection_of = "number of other beginnings, to choose baselines' options"
+    parser.add_argument("--selection_prompts", selection_of, whole, 12)
     options = parse(parser, arguments)
     require_out(options, "name the directory to make, such as --out runs/steered-baselines")
     out = Path(options.out).expanduser()

@@ -257,10 +257,10 @@ def test_the_port_stays_the_same_and_a_free_one_stands_in_where_it_is_taken(monk
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--port", "70000"], "--port must be from 0 to 65535"),
-        (["--max_sessions", "0"], "--max_sessions must be at least 1"),
+        (["--port", "70000"], "--port: expected a number from 0 to 65535"),
+        (["--max_sessions", "0"], "--max_sessions: expected a whole number of at least 1"),
         (["--host", "192.0.2.1"], "cannot listen at 192.0.2.1:8000"),
-        (["--memory", "2 apples"], "--memory must be a size such as 2GiB"),
+        (["--memory", "2 apples"], "--memory: expected a size such as 2GiB"),
         (["--prot", "1"], "Did you mean --port"),
     ],
 )

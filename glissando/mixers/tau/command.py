@@ -31,20 +31,21 @@ _OF_TEXT = ("tokens", "vocabulary")
 
 def main(arguments: Sequence[str]) -> None:
     """Build a Laplacian and save it, or show a saved one."""
-    from glissando.cli.options import Parser, add_threads_option, parse, whole
+    from glissando.cli.options import Parser, parse, whole
 
     parser = Parser("laplacian", "Build a graph over features for a Tauformer, or show one.", EXAMPLE, USAGE)
-    parser.add_argument("action", help="build, or show")
-    parser.add_argument("file", nargs="?", help="for show: the file")
-    parser.add_argument("--embeddings", help="source: vectors (n, F) of a domain, .npy or .safetensors")
-    parser.add_argument("--corpus", help="source: co-occurrence in a corpus that needs no file, such as stories")
-    parser.add_argument("--text", help="source: co-occurrence in a text file, without its held-out end")
-    parser.add_argument("--size", type=whole, help="head size to project to")
-    parser.add_argument("--neighbors", type=whole, help=f"number of neighbours that each feature chooses ({NEIGHBORS})")
-    parser.add_argument("--tokens", type=whole, help=f"for a text: number of tokens to read ({TOKENS:,})")
-    parser.add_argument("--vocabulary", type=whole, help="for a text: vocabulary of a BPE; by default bytes")
-    parser.add_argument("--out", help="for build: the file to write")
-    add_threads_option(parser)
+    add = parser.add_argument
+    add("action", "build, or show")
+    add("file", "for show: the file", nargs="?")
+    add("--embeddings", "source: vectors (n, F) of a domain, .npy or .safetensors")
+    add("--corpus", "source: co-occurrence in a corpus that needs no file, such as stories")
+    add("--text", "source: co-occurrence in a text file, without its held-out end")
+    add("--size", "head size to project to", whole)
+    add("--neighbors", f"number of neighbours that each feature chooses ({NEIGHBORS})", whole)
+    add("--tokens", f"for a text: number of tokens to read ({TOKENS:,})", whole)
+    add("--vocabulary", "for a text: vocabulary of a BPE; by default bytes", whole)
+    add("--out", "for build: the file to write")
+    parser.add_shared("threads")
     options = parse(parser, arguments)
     if options.action not in ("build", "show"):
         raise unknown_name("action", options.action, ("build", "show"))
