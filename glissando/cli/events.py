@@ -9,6 +9,7 @@ from glissando.cli.options import Options, Parser, parse
 from glissando.cli.tables import (
     SERVING,
     TRAINING,
+    Actions,
     evaluate_run,
     run_action,
     serve_table,
@@ -37,7 +38,7 @@ _COMMON = (
 
 def main(arguments: Sequence[str]) -> None:
     """Train or resume, measure or serve a run, say what may come, or write an example's CSV."""
-    run_action(parse(_parser(), arguments), "events", ACTIONS)
+    run_action(parse(_parser(), arguments), "events", actions())
 
 
 def _parser() -> Parser:
@@ -59,43 +60,6 @@ def _parser() -> Parser:
     return parser
 
 
-def _train(options: Options) -> None:
-    from glissando.events.task import EventsRunConfig
-
-    train_on_table(options, EventsRunConfig)
-
-
-def _evaluate(options: Options) -> None:
-    from glissando.events.evaluation import evaluate
-
-    evaluate_run(options, evaluate)
-
-
-def _predict(options: Options) -> None:
-    """A CSV of hazards, survival and probabilities."""
-    from glissando.events.forecast import predict, require_answerable
-    from glissando.events.task import EventRun
-
-    write_answers(options, EventRun, require_answerable, predict, "horizon", "samples", "every", "quantiles")
-
-
-def _sample(options: Options) -> None:
-    """A CSV of simulated futures."""
-    from glissando.events.forecast import require_answerable, sample
-    from glissando.events.task import EventRun
-
-    if options.samples < 1:
-        raise ConfigError("--samples is missing: give the number of futures of each series, such as 20")
-    write_answers(options, EventRun, require_answerable, sample, "horizon", "samples")
-
-
-def _serve(options: Options) -> None:
-    """HTTP: events in, hazards out."""
-    from glissando.events.task import EventRun
-
-    serve_table(options, EventRun, "events")
-
-
 def _example(options: Options) -> None:
     from glissando.events.example import table
     from glissando.events.processes import process_of
@@ -109,13 +73,29 @@ def _example(options: Options) -> None:
     )
 
 
-ACTIONS = {
-    "train": (_train, TRAINING),
-    "evaluate": (_evaluate, ("file", "plots", "json", "threads", "import", *_READING)),
-    "predict": (
-        _predict, ("file", "horizon", "every", "quantiles", "samples", "seed", "out", "threads", "import", *_READING),
-    ),
-    "sample": (_sample, ("file", "horizon", "samples", "seed", "out", "threads", "import", *_READING)),
-    "serve": (_serve, SERVING),
-    "example": (_example, ("process", "out", "count", "seed")),
-}  # fmt: skip
+def actions() -> Actions:
+    """What each action does, and its options."""
+    from glissando.events.evaluation import evaluate
+    from glissando.events.forecast import predict, require_answerable, sample
+    from glissando.events.task import EventRun, EventsRunConfig
+
+    def simulate(options: Options) -> None:
+        if options.samples < 1:
+            raise ConfigError("--samples is missing: give the number of futures of each series, such as 20")
+        write_answers(options, EventRun, require_answerable, sample, "horizon", "samples")
+
+    asked = ("horizon", "samples", "every", "quantiles")
+    written = ("file", "horizon", "samples", "seed", "out", "threads", "import", *_READING)
+    return {
+        "train": (lambda options: train_on_table(options, EventsRunConfig), TRAINING),
+        "evaluate": (
+            lambda options: evaluate_run(options, evaluate),
+            ("file", "plots", "json", "threads", "import", *_READING),
+        ),
+        "predict": (
+            lambda options: write_answers(options, EventRun, require_answerable, predict, *asked), (*asked, *written),
+        ),
+        "sample": (simulate, written),
+        "serve": (lambda options: serve_table(options, EventRun, "events"), SERVING),
+        "example": (_example, ("process", "out", "count", "seed")),
+    }  # fmt: skip

@@ -223,12 +223,9 @@ class _Reader(ColumnReader):
 
     def _merged(self, steps: _Steps) -> _Steps:
         """Events of one series, time and kind as one."""
-        order = np.lexsort((steps.raw, steps.ticks, steps.series))
-        sorted_ = steps.at(order)
-        repeats = np.zeros(len(order), bool)
-        repeats[1:] = np.logical_and.reduce(
-            [part[1:] == part[:-1] for part in (sorted_.series, sorted_.ticks, sorted_.raw)]
-        )
+        sorted_ = steps.at(np.lexsort((steps.raw, steps.ticks, steps.series)))
+        keys = sorted_.series, sorted_.ticks, sorted_.raw
+        repeats = np.logical_and.reduce([np.r_[False, part[1:] == part[:-1]] for part in keys])
         if count := int(repeats.sum()):
             marks = ", with the marks of the first" if self.data.marks else ""
             by = ", ".join(name for name in (self.data.group, self.data.time, self.data.kind) if name is not None)
@@ -244,17 +241,12 @@ class _Reader(ColumnReader):
         if late := int((~kept & (steps.row >= 0)).sum()):
             self.report.append(f"{counted(late, 'event')} after the end of observation (--data.end) left out")
         ends_first = since.known & until.known & (until.ticks <= since.ticks)
-        if wrong := np.flatnonzero(ends_first).tolist():
-            self.report.append(
-                f"{len(wrong):,} series whose observation ends at or before its start are left out: "
-                f"{listed([self.names[s] for s in wrong])}"
-            )
-        unbegun = np.zeros(count, bool)
-        if self.data.start is not None and (unbegun := ~since.known).any():
-            self.report.append(
-                f"{int(unbegun.sum()):,} series without --data.start are left out: "
-                f"{listed([self.names[s] for s in np.flatnonzero(unbegun)])}"
-            )
+        unbegun = ~since.known & (self.data.start is not None)
+        for which, why in (
+            (ends_first, "whose observation ends at or before its start"), (unbegun, "without --data.start"),
+        ):  # fmt: skip
+            if names := [self.names[s] for s in np.flatnonzero(which)]:
+                self.report.append(f"{len(names):,} series {why} are left out: {listed(names)}")
         kept &= ~(ends_first | unbegun)[series]
         kept &= (np.bincount(series[kept & (steps.rank != _VALUES)], minlength=count) > 0)[series]
         steps = steps.at(np.flatnonzero(kept))

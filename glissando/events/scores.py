@@ -63,10 +63,7 @@ class Score(NamedTuple):
         return [who for who, row in self.figures.items() if who not in ("model", TRUTH) and not row["model_minus"] > 0]
 
     def as_dict(self) -> dict[str, Any]:
-        return {
-            "events": self.events, "ends": self.ends, "series": self.series, "unit": self.unit,
-            "figures": self.figures, "worse": self.worse,
-        }  # fmt: skip
+        return {**self._asdict(), "worse": self.worse}
 
     def headline(self) -> str:
         """Whether the model is worth keeping, and how far it is from the truth."""
@@ -76,9 +73,8 @@ class Score(NamedTuple):
             line = f"The model is better than {in_words([who for who in self.figures if who not in ('model', TRUTH)])}."
         if TRUTH in self.figures:
             row = self.figures[TRUTH]
-            between = (
-                f" [{-row['model_minus_high']:.4f}, {-row['model_minus_low']:.4f}]" if "model_minus_low" in row else ""
-            )
+            ends = [f"{-row[f'model_minus_{end}']:.4f}" for end in ("high", "low") if f"model_minus_{end}" in row]
+            between = f" [{', '.join(ends)}]" if ends else ""
             line += f" It is {0 - row['model_minus']:.4f}{between} nats an event short of the truth."
         return line
 
@@ -117,12 +113,10 @@ def score(
     figures: dict[str, dict[str, float]] = {}
     mean = bootstrap.means(model.time + model.kind)
     for who, each in predicted.items():
-        row = {
-            "log_likelihood": float((each.time + each.kind).sum() / observed.events),
-            "time": float(each.time.sum() / observed.events), "kind": float(each.kind.sum() / observed.events),
-        }  # fmt: skip
+        parts = {"log_likelihood": each.time + each.kind, "time": each.time, "kind": each.kind}
+        row = {name: float(part.sum() / observed.events) for name, part in parts.items()}
         row |= _of_forecasts(observed, each, seed)
-        resampled = bootstrap.means(each.time + each.kind)
+        resampled = bootstrap.means(parts["log_likelihood"])
         if who == "model":
             row |= bootstrap.interval("log_likelihood", resampled)
         else:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -17,23 +18,17 @@ from glissando.events.sample import Ahead, ahead
 from glissando.events.task import EventRun, moved
 from glissando.series.live import Live, out_of_order, since
 
-#: usual names of the columns of series and kinds, where the table of the training has none
+#: usual name of the column of series, where the table of the training has none
 _SERIES = "series"
-
-
-class Read(NamedTuple):
-    """What `observe` has read: what is kept from now on, and the kinds that training does not know."""
-
-    live: Live
-    unknown: list[str]
 
 
 @torch.no_grad()
 def observe(
     run: EventRun, live: Live | None, time: Any, events: Sequence[Mapping[str, Any]] = (),
     values: Mapping[str, float | None] = {}, facts: Mapping[str, Any] = {},
-) -> Read:  # fmt: skip
-    """Read what happens to a series at one time: a set of events, or none where prediction starts (data.start).
+) -> tuple[Live, list[str]]:  # fmt: skip
+    """Read what happens to a series at one time: a set of events, or none where prediction starts (data.start) -> what
+    is kept from now on, and the kinds that training does not know.
 
     Args:
         run: The trained model.
@@ -52,27 +47,24 @@ def observe(
     gap = 0.0 if live is None else since(blank.clock, live.moment, run.data.time)
     if live is not None and (events or values) and not gap:
         raise out_of_order(blank.clock, live.moment, run.data.time)
-    parts = [_inputs(run, _log(run, time, [dict(event) for event in events], facts))] if events else []
+    parts = [_inputs(run, _log(run, time, events, facts))] if events else []
     if values or not events:
         last = _inputs(run, blank)
         last["codes"][:] = NONE
         for name, value in values.items():
-            assert run.encoding.values is not None
-            last["values"][..., run.encoding.values.columns.index(name)] = torch.nan if value is None else float(value)
+            last["values"][..., run.encoding.values.columns.index(name)] = math.nan if value is None else float(value)
         parts.append(last)
-    facing = {"static", "static_codes"}
     inputs = {
-        name: part if name in facing else torch.cat([each[name] for each in parts], 1)
+        name: part if name.startswith("static") else torch.cat([each[name] for each in parts], 1)
         for name, part in parts[0].items()
     }
     inputs["dt"][0, 0] = gap
-    like = run.model.time_scale
-    state = run.model.init_state(1) if live is None else live.state
-    h, after = run.model(inputs.pop("codes").to(like.device), state, **{n: moved(x, like) for n, x in inputs.items()})
+    inputs = {name: moved(part, run.model.time_scale) for name, part in inputs.items()}
+    h, after = run.model(inputs.pop("codes"), run.model.init_state(1) if live is None else live.state, **inputs)
     assert after is not None
     known = {*run.encoding.kinds, *run.encoding.inputs}
     kinds = [str(event[run.data.kind]) for event in events if run.data.kind is not None]
-    return Read(Live(after, blank.clock.origins[0], h[0, -1]), [kind for kind in kinds if kind not in known])
+    return Live(after, blank.clock.origins[0], h[0, -1]), [kind for kind in kinds if kind not in known]
 
 
 def _inputs(run: EventRun, log: EventLog) -> dict[str, Any]:
@@ -90,9 +82,7 @@ def what_comes(run: EventRun, live: Live, horizon: Tensor, until: Any = None) ->
 
     Raises DataError for a time before the last observation.
     """
-    after = 0.0
-    if until is not None:
-        after = since(_log(run, until, [{}], {}).clock, live.moment, run.data.time)
+    after = 0.0 if until is None else since(_log(run, until, [{}], {}).clock, live.moment, run.data.time)
     assert live.features is not None
     return ahead(run.model, live.features[None], torch.tensor([after], dtype=torch.float64), horizon)
 
@@ -101,39 +91,30 @@ def _require_columns(
     run: EventRun, events: Sequence[Mapping[str, Any]], values: Mapping[str, Any], facts: Mapping[str, Any]
 ) -> None:
     """Raise UnknownNameError, a DataError, for a column that the model does not read."""
-    encoding, kind = run.encoding, [] if run.data.kind is None else [run.data.kind]
-    marks = [*kind, *encoding.marks, *encoding.mark_categories]
+    encoding, kind = run.encoding, run.data.kind
     channels = [] if encoding.values is None else encoding.values.columns
-    static = [*encoding.static, *encoding.static_categories]
-    for what, names, read in (
-        ("an event", {n for e in events for n in e}, marks),
-        ("values", values, channels),
-        ("facts", facts, static),
-    ):
-        for name in names:
-            if name not in read:
-                raise unknown_name(f"column of {what}", name, read)
-    for event in events:
-        if kind and event.get(kind[0]) is None:
-            raise DataError(
-                f"an event has no {kind[0]!r}: give each event its kind, one of {', '.join(encoding.kinds)}"
-            )
+    read = {
+        "an event": [*encoding.marks, *encoding.mark_categories, *([] if kind is None else [kind])],
+        "values": channels, "facts": [*encoding.static, *encoding.static_categories],
+    }  # fmt: skip
+    for what, named in [*(("an event", event) for event in events), ("values", values), ("facts", facts)]:
+        for name in named:
+            if name not in read[what]:
+                raise unknown_name(f"column of {what}", name, read[what])
+    if kind is not None and any(event.get(kind) is None for event in events):
+        raise DataError(f"an event has no {kind!r}: give each event its kind, one of {', '.join(encoding.kinds)}")
 
 
-def _log(run: EventRun, time: Any, events: list[dict[str, Any]], facts: Mapping[str, Any]) -> EventLog:
+def _log(run: EventRun, time: Any, events: Sequence[Mapping[str, Any]], facts: Mapping[str, Any]) -> EventLog:
     """Events of one time; one without a kind stands for a step without an event."""
     import pandas
 
     data, encoding = run.data, run.encoding
-    group, marks = data.group or _SERIES, [*encoding.marks, *encoding.mark_categories]
-    static = [*encoding.static, *encoding.static_categories]
-    none = len(events) == 1 and not events[0]
-    rows = []
-    for event in events:
-        row: dict[str, Any] = {group: "0", str(data.time): time, **dict.fromkeys(marks), **dict.fromkeys(static)}
-        if data.kind is not None:
-            row[data.kind] = encoding.kinds[0] if none else event.get(data.kind)
-        rows.append(row | event | dict(facts))
+    group, columns = data.group or _SERIES, [*encoding.marks, *encoding.mark_categories, *encoding.static]
+    row = {**dict.fromkeys([*columns, *encoding.static_categories]), group: "0", data.time: time, **facts}
+    if data.kind is not None:
+        row[data.kind] = encoding.kinds[0]
+    rows = [{**row, **event} for event in events]
     plain = replace(data, path=None, group=group, start=None, end=None, static_path=None, values_path=None,
                     channel=None, value=None, columns=[], inputs=[])  # fmt: skip
     return replace(run, data=plain).read(pandas.DataFrame(rows))
