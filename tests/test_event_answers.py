@@ -13,11 +13,10 @@ import torch
 
 from glissando.cli import main
 from glissando.config import from_dict
-from glissando.events.answers import predicted, truth_of
-from glissando.events.example import drawn, table
+from glissando.events.evaluation import predicted, truth_of
 from glissando.events.options import EventsData
 from glissando.events.pictures import HISTORY, RESIDUALS, draw, track
-from glissando.events.processes import process_of
+from glissando.events.processes import drawn, process_of, table
 from glissando.events.task import Prepared, build, call, prepare
 from glissando.series.tables import read_table
 

@@ -10,8 +10,7 @@ import pytest
 from scipy import stats
 
 from glissando.errors import UnknownNameError
-from glissando.events.example import drawn, table
-from glissando.events.processes import PROCESSES, Hawkes, process_of
+from glissando.events.processes import PROCESSES, Hawkes, drawn, process_of, table
 from tests.point_processes import ALL
 
 NAMES = list(ALL)

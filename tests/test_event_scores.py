@@ -10,8 +10,7 @@ from scipy import stats
 
 from glissando.events.baselines import POISSON, RENEWAL, WEEK, Baseline, Hazard, Predicted, baselines
 from glissando.events.batches import After
-from glissando.events.example import drawn
-from glissando.events.processes import Hawkes
+from glissando.events.processes import Hawkes, drawn
 from glissando.events.scores import TRUTH, _kolmogorov, calibration, residuals, score
 from tests.point_processes import ALL
 

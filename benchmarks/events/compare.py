@@ -26,7 +26,7 @@ import yaml
 from benchmarks import tuned
 from benchmarks.series.compare import GRU, GRUConfig
 from glissando.config import merge
-from glissando.events.example import table
+from glissando.events.processes import table
 from glissando.mixers import register_mixer
 from glissando.presets import load_preset
 

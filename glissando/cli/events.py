@@ -61,8 +61,7 @@ def _parser() -> Parser:
 
 
 def _example(options: Options) -> None:
-    from glissando.events.example import table
-    from glissando.events.processes import process_of
+    from glissando.events.processes import process_of, table
 
     end = process_of(options.process).end
     out = write_example(options, lambda: table(options.process, options.count, options.seed))

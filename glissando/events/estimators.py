@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Self
 
-from glissando.events.answers import predicted
+from glissando.events.evaluation import predicted
 from glissando.events.forecast import predict, sample
 from glissando.events.model import EventConfig
 from glissando.events.task import EventRun, EventsRunConfig
@@ -41,6 +41,7 @@ class EventForecaster(Estimator):
     """
 
     _kind = "events"
+    _classes = EventRun, EventsRunConfig, EventConfig
     _sizes = (
         "kinds", "codes", "ties", "resolution", "marks", "mark_categories", "values", "static", "static_categories",
         "clock",
@@ -61,10 +62,6 @@ class EventForecaster(Estimator):
         self.channel, self.value, self.columns = channel, value, columns
         self.start, self.end, self.resolution, self.head = start, end, resolution, head
         self.preset, self.options, self.seed, self.verbose = preset, options, seed, verbose
-
-    @classmethod
-    def _classes(cls) -> tuple[Any, Any, Any]:
-        return EventRun, EventsRunConfig, EventConfig
 
     def fit(self, frame: Any, y: None = None, facts: Any = None, values: Any = None) -> Self:
         """Train on a log; a part of it is held out, by which the best weights are chosen."""

@@ -10,11 +10,11 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from glissando.errors import ConfigError, DataError, unknown_name
-from glissando.events.inspection import described
 from glissando.events.log import FIRST, NONE, UNKNOWN, EventEncoding, EventLog
 from glissando.events.options import EventsData
 from glissando.series import tables
 from glissando.series.columns import ColumnReader, Place, clock_of, require_columns, require_options, require_read
+from glissando.series.inspection import duration
 from glissando.series.options import SeriesData
 from glissando.series.panel import Clock, Panel
 from glissando.series.reading import read_panel
@@ -409,3 +409,52 @@ def _blank(series: np.ndarray, ticks: np.ndarray, rank: int) -> _Steps:
 
 def _joined(parts: Sequence[_Steps]) -> _Steps:
     return _Steps(*(np.concatenate(part) for part in zip(*parts, strict=True)))
+
+
+# ---------------------------------------------------------------------- the report
+
+
+def described(log: EventLog, encoding: EventEncoding, data: EventsData) -> list[str]:
+    """What was read: series, events by kind, ties, resolution, the median gap, and how much is censored."""
+    scored, names, counts = log.scored, encoding.kinds, np.bincount(log.codes, minlength=encoding.codes)
+    events = np.bincount(log.codes[scored] - FIRST, minlength=len(names))
+    kinds = ", ".join(f"{name} {count:,}" for name, count in list(zip(names, events, strict=True))[:12])
+    lines = [
+        f"{log.source}: {counted(len(log.names), 'series')}, {counted(int(scored.sum()), 'event')} of "
+        f"{counted(len(names), 'kind')} to predict: {kinds}{', ...' if len(names) > 12 else ''}"
+    ]
+    if before := int(counts[FIRST : FIRST + len(names)].sum() - events.sum()):
+        why = "at the start of their series" if data.start is None else f"at or before --data.start ({data.start})"
+        lines.append(f"{counted(before, 'event')} {why}: read, and not predicted")
+    if encoding.inputs:
+        each = zip(encoding.inputs, counts[FIRST + len(names) :], strict=True)
+        lines.append("read, and not predicted: " + ", ".join(f"{name} {count:,}" for name, count in each))
+    later = np.ones(len(log.times), bool)
+    later[log.starts[:-1]] = False
+    tied = later & scored & (log.gaps == 0) & np.r_[False, scored[:-1]]
+    if tied.any():
+        what = "predicted as sets" if encoding.ties else "training has none such: read, and not scored"
+        lines.append(f"{counted(int(tied.sum()), 'event')} at the time of another of the same series: {what}")
+
+    def written(time: float) -> str:
+        return duration(time) if encoding.time_form == "date" else f"{time:.6g} {encoding.unit}"
+
+    if len(gaps := log.gaps[later & (log.gaps > 0)]):
+        assumed = f": the numbers {data.time} are read in {encoding.unit}; if they are not, give --data.time_unit"
+        is_known = encoding.time_form == "date" or data.time_unit is not None
+        lines.append(f"median gap {written(float(np.median(gaps)))}{'' if is_known else assumed}")
+    interval = "a likelihood is the probability of that interval (--data.resolution 0 for exact times)"
+    exact = "times are exact: a likelihood is a density (--data.resolution for rounded ones)"
+    lines.append(f"resolution {written(encoding.resolution)}: {interval}" if encoding.resolution else exact)
+    if not log.ended.any():
+        return [
+            *lines, "each series ends with its last event: if it was observed for longer, say until when: --data.end"
+        ]  # fmt: skip
+    ends = int((log.ended & (log.until > log.times[log.starts[1:] - 1])).sum())
+    without = len(log.names) - len(np.unique(log.series[scored]))
+    share = 100 * ends / max(1, ends + int(scored.sum()))
+    return [
+        *lines,
+        f"{counted(ends, 'wait')} censored by the end of observation, {share:.0f} % of all waits; {without:,} series "
+        "without an event to predict",
+    ]

@@ -23,13 +23,10 @@ class _Estimator(Estimator):
     _task: ClassVar[str]
 
     _kind = "series"
+    _classes = SeriesRun, SeriesRunConfig, SeriesConfig
     _sizes = (
         "inputs", "outputs", "targets", "forecast", "categories", "static", "static_categories", "future", "scale",
     )  # fmt: skip
-
-    @classmethod
-    def _classes(cls) -> tuple[Any, Any, Any]:
-        return SeriesRun, SeriesRunConfig, SeriesConfig
 
     def __sklearn_tags__(self) -> Any:
         """What scikit-learn asks of an estimator: called by it alone."""

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import inspect
 import tempfile
-from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -27,7 +26,7 @@ from glissando.training.hook import Hook
 from glissando.training.progress import Progress
 
 
-class Estimator(ABC):
+class Estimator:
     """A subclass has these parameters beside its own.
 
     preset   of its kind
@@ -44,13 +43,10 @@ class Estimator(ABC):
 
     #: kind of the runs, and folder of the presets
     _kind: ClassVar[str]
+    #: classes of a run, of its configuration, and of its model's options
+    _classes: ClassVar[tuple[Any, Any, Any]]
     #: options of the model that follow from the table
     _sizes: ClassVar[tuple[str, ...]]
-
-    @classmethod
-    @abstractmethod
-    def _classes(cls) -> tuple[Any, Any, Any]:
-        """The classes of a run, of its configuration, and of its model's options."""
 
     def get_params(self, deep: bool = True) -> dict[str, Any]:
         """The constructor's parameters."""
@@ -71,7 +67,7 @@ class Estimator(ABC):
     @classmethod
     def _data(cls) -> list[str]:
         """The parameters that are options of the data."""
-        options = hints_of(hints_of(cls._classes()[1])["data"])
+        options = hints_of(hints_of(cls._classes[1])["data"])
         return [name for name in cls._names() if name in options]
 
     def __repr__(self) -> str:
@@ -92,7 +88,7 @@ class Estimator(ABC):
 
         Raises RunError for what is no such run, ConfigError for a run of another task.
         """
-        run = cls._classes()[0].open(path)
+        run = cls._classes[0].open(path)
         cls._require_own(run, path)
         config = Run.open(path).read_config(kind=cls._kind)
         made = cls(**(config.get("estimator") or cls._parameters(config)))
@@ -119,7 +115,7 @@ class Estimator(ABC):
             more: Options of the configuration, before the user's own.
             *sources: Frames, or files, in the place of those that the configuration names.
         """
-        opened, config, _ = self._classes()
+        opened, config, _ = self._classes
         data = {name: getattr(self, name) for name in self._data() if getattr(self, name) is not None}
         last = {"preset": self.preset, "data": data, "training": {"seed": self.seed}}
 
@@ -141,7 +137,7 @@ class Estimator(ABC):
     @classmethod
     def _parameters(cls, config: Mapping[str, Any]) -> dict[str, Any]:
         """The parameters of an estimator that would train as a run did; `options` has what its preset does not."""
-        _, kind, model = cls._classes()
+        _, kind, model = cls._classes
         names = cls._names()
         preset = config.get("preset") or str(inspect.signature(cls).parameters["preset"].default)
         sizes = {name: config["model"][name] for name in cls._sizes}
