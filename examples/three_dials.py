@@ -30,7 +30,7 @@ from glissando.cli import main as glissando_command
 from glissando.cli.steer import table
 from glissando.config import from_dict, merge
 from glissando.data.jsonl import JsonlCorpus
-from glissando.evaluation.dial_plots import plot_dial
+from glissando.evaluation.figures import plot_dial
 from glissando.evaluation.steering import VALUES, Dials, sweep, trial
 from glissando.loading import load_base
 from glissando.presets import load_preset

@@ -56,7 +56,7 @@ def _score(options: Options) -> None:
     """The run's own text, a file or another corpus, and what else was requested."""
     from glissando.data.textfile import open_files
     from glissando.evaluation.carried import score_carried
-    from glissando.evaluation.plots import plot_loss
+    from glissando.evaluation.figures import plot_loss
     from glissando.progress import track
     from glissando.run_files import require_texts
     from glissando.runs import Run
@@ -104,7 +104,7 @@ def _score(options: Options) -> None:
 
 def _require_places(options: Options, run: Path, model: LanguageModel) -> None:
     """What will be drawn has something to be drawn from, and a place of its own."""
-    from glissando.evaluation.plots import require_log
+    from glissando.evaluation.figures import require_log
     from glissando.evaluation.time_constants import liquid_mixers
 
     for name in ("plots", "diagnostics"):

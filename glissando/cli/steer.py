@@ -28,7 +28,6 @@ from glissando.errors import ConfigError, unknown_name
 
 if TYPE_CHECKING:
     from glissando.evaluation.steering import Cost, Sweep, Trial
-    from glissando.evaluation.word_sets import WordSweep
     from glissando.model import LanguageModel
 
 EXAMPLE = "glissando steer runs/steered --out runs/steered-dial --prompts 64"
@@ -75,7 +74,7 @@ class Report:
 
     base: Cost | None = None
     sweeps: list[Sweep] = field(default_factory=list)
-    words: list[WordSweep] = field(default_factory=list)
+    words: list[Sweep] = field(default_factory=list)
     cost_rows: int = 0
 
     def as_dict(self) -> dict[str, Any]:
@@ -93,8 +92,7 @@ class Report:
 
 def _measure(options: Options, report: Report) -> Any:
     """Fill `report` and print it part by part, yielding after each."""
-    from glissando.evaluation.steering import Dials, sweep
-    from glissando.evaluation.word_sets import read_word_sets, word_rows, word_sweep
+    from glissando.evaluation.steering import Dials, read_word_sets, sweep, word_rows, word_sweep
     from glissando.loading import load_base
 
     model = open_model(options, options.run)
@@ -151,8 +149,7 @@ def trial_of(options: Options, model: LanguageModel) -> Trial:
     """Prompts, held-out rows and sampling as the options and the run's own data say."""
     from glissando.config import from_dict
     from glissando.data.corpora import CORPORA, build_corpus
-    from glissando.evaluation.steering import trial
-    from glissando.evaluation.word_sets import read_lines
+    from glissando.evaluation.steering import read_lines, trial
     from glissando.run_files import require_texts
     from glissando.runs import Run
 
@@ -221,7 +218,7 @@ def without_nan(value: Any) -> Any:
 
 
 def _draw(out: Path, report: Report) -> list[Path]:
-    from glissando.evaluation.dial_plots import plot_dial
+    from glissando.evaluation.figures import plot_dial
 
     return [
         *(plot_dial(result, out / f"{result.name}.png") for result in report.sweeps),

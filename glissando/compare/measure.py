@@ -20,12 +20,12 @@ from glissando.config import from_dict
 from glissando.data.base import Batch, Corpus
 from glissando.data.corpora import build_corpus
 from glissando.errors import RunError
+from glissando.evaluation.figures import require_log
 from glissando.evaluation.scoring import score
 from glissando.generation import generate, tokens_left
 from glissando.loading import load
-from glissando.metrics import read_metrics
 from glissando.model import LanguageModel
-from glissando.runs import ENVIRONMENT, METRICS, Run
+from glissando.runs import ENVIRONMENT, Run
 from glissando.storage import write_atomic
 from glissando.text_row import visible
 from glissando.training.config import RunConfig
@@ -121,10 +121,7 @@ def metric_rows(path: Path) -> Rows:
 
     Raises RunError if nothing was logged.
     """
-    rows = [{k: float(v) for k, v in row.items() if v} for row in read_metrics(path / METRICS)]
-    if not rows:
-        raise RunError(f"{path / METRICS} has no rows; train for longer than training.log_every steps")
-    return rows
+    return [{k: float(v) for k, v in row.items() if v} for row in require_log(path)]
 
 
 def provenance(path: Path) -> dict[str, Any]:
