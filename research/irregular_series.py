@@ -32,7 +32,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from glissando.evaluation.time_constants import compare_patterns, pattern_table, signals
+from glissando.evaluation.diagnostics import compare_patterns, pattern_table, signals
 from glissando.series import SeriesModel
 from glissando.series.example import oscillators
 from glissando.series.history import Past, history

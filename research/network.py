@@ -30,7 +30,7 @@ class Network(Backbone):
         self.entry = nn.Linear(inputs, self.config.hidden_size)
         self._build(self.config, self.config.hidden_size)
         self.head = nn.Linear(self.config.hidden_size, outputs)
-        # what the patterns of glissando.evaluation.time_constants are scaled by
+        # what the patterns of glissando.evaluation.diagnostics are scaled by
         self.register_buffer("input_mean", torch.zeros(inputs))
         self.register_buffer("input_scale", torch.ones(inputs))
         self._start()

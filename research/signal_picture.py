@@ -8,10 +8,9 @@ import torch
 from torch import Tensor
 
 from glissando.backbone import Backbone
-from glissando.evaluation.diagnostics import log_ticks
+from glissando.evaluation.diagnostics import every_time_constant, log_ticks
 from glissando.evaluation.figures import figure_and_axes
 from glissando.evaluation.observe import layer_numbers
-from glissando.evaluation.time_constants import every_time_constant
 from glissando.mixers.liquid import Liquid
 
 

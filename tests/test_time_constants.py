@@ -14,11 +14,12 @@ from training_runs import text_file
 
 from glissando.cli.evaluate import main as evaluate
 from glissando.errors import ConfigError, DataError, RunError
-from glissando.evaluation.diagnostics import diagnose, write
-from glissando.evaluation.time_constants import (
+from glissando.evaluation.diagnostics import (
     compare_patterns,
+    diagnose,
     pattern_table,
     signals,
+    write,
 )
 from glissando.mixers import Context
 from glissando.model import LanguageModel

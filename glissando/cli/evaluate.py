@@ -104,8 +104,8 @@ def _score(options: Options) -> None:
 
 def _require_places(options: Options, run: Path, model: LanguageModel) -> None:
     """What will be drawn has something to be drawn from, and a place of its own."""
+    from glissando.evaluation.diagnostics import liquid_mixers
     from glissando.evaluation.figures import require_log
-    from glissando.evaluation.time_constants import liquid_mixers
 
     for name in ("plots", "diagnostics"):
         if (folder := getattr(options, name)) is not None:
@@ -155,8 +155,7 @@ def _require_same_lines(requested: dict[str, Any], trained: dict[str, Any]) -> N
 
 def _diagnostics(model: LanguageModel, corpus: Corpus, options: Options) -> None:
     """Every quantity of every token, and what patterns over time do to tau."""
-    from glissando.evaluation import time_constants as tau
-    from glissando.evaluation.diagnostics import diagnose, write
+    from glissando.evaluation.diagnostics import LENGTH, compare_patterns, diagnose, pattern_table, signals, write
     from glissando.generation import tokens_left
 
     assert model.tokenizer is not None
@@ -168,8 +167,8 @@ def _diagnostics(model: LanguageModel, corpus: Corpus, options: Options) -> None
     else:
         text = model.tokenizer.encode(options.prompt)
     files = write(model, diagnose(model, text), folder)
-    rows = tau.compare_patterns(model, tau.signals(model), length=min(tau.LENGTH, tokens_left(model, 1)))
-    print(f"in the place of embeddings, with their means and deviations:\n{tau.pattern_table(rows)}", file=sys.stderr)
+    rows = compare_patterns(model, signals(model), length=min(LENGTH, tokens_left(model, 1)))
+    print(f"in the place of embeddings, with their means and deviations:\n{pattern_table(rows)}", file=sys.stderr)
     for file in files:
         print(f"written: {file}", file=sys.stderr)
 

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from glissando.evaluation.time_constants import compare_patterns, signals
+from glissando.evaluation.diagnostics import compare_patterns, signals
 from research.audit.claim import Finding, Plan
 from research.audit.liquid.form import published_model, some_ids
 from research.audit.training import parameters, seeded
