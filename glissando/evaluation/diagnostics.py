@@ -10,6 +10,7 @@ with patterns along the features of a single step. Here patterns run over time (
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -68,15 +69,11 @@ def diagnose(model: LanguageModel, ids: list[int]) -> Diagnostics:
         if layers:  # of a block with another mixer otherwise
             layers[-1].setdefault("mean_gate", returned[0].squeeze(-1))
 
-    gates = [module for module in model.modules() if isinstance(module, MeanGate)]
-    handles = [gate.register_forward_hook(note_gate) for gate in gates]
-    try:
-        with computing(model):
-            inputs = torch.tensor([ids], device=model.embedding.weight.device)
-            show(model, mixers, lambda *seen: layers.append(_measure(*seen)), inputs)
-    finally:
-        for handle in handles:
-            handle.remove()
+    with computing(model), contextlib.ExitStack() as stack:
+        for gate in (module for module in model.modules() if isinstance(module, MeanGate)):
+            stack.enter_context(gate.register_forward_hook(note_gate))
+        inputs = torch.tensor([ids], device=model.embedding.weight.device)
+        show(model, mixers, lambda *seen: layers.append(_measure(*seen)), inputs)
     columns = {name: torch.cat([layer[name] for layer in layers]).cpu().double() for name in layers[0]}
     return Diagnostics(ids, layer_numbers(model, Liquid, len(layers)), columns)
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -130,25 +130,17 @@ def show(
     dt: Tensor | None = None,
 ) -> None:
     """One forward of `model` in the mode that it is in, in which `watcher` is shown each of `mixers`' inputs."""
-    # By calling the model, and not a part of it, because that is what gathers a sharded model's weights.
-    # What draws numbers inside, such as dropout, leaves no trace.
-    with _watched(mixers, watcher), torch.random.fork_rng([inputs.device] if inputs.is_cuda else []):
+
+    def hook(mixer: Any, args: tuple[Any, ...], keywords: dict[str, Any]) -> None:
+        def watch(x: Tensor, state: Any = None, ctx: Context | None = None) -> None:
+            watcher(mixer, x, ctx or EMPTY)
+
+        watch(*args, **keywords)
+
+    with contextlib.ExitStack() as stack:
+        for mixer in mixers:
+            stack.enter_context(mixer.register_forward_pre_hook(hook, with_kwargs=True))
+        # What draws numbers inside, such as dropout, leaves no trace.
+        stack.enter_context(torch.random.fork_rng([inputs.device] if inputs.is_cuda else []))
+        # By calling the model, and not a part of it, because that is what gathers a sharded model's weights.
         model(inputs, mask=mask, control=control, dt=dt)
-
-
-@contextlib.contextmanager
-def _watched(mixers: list[Any], watcher: Watcher) -> Iterator[None]:
-    def hook(mixer: Any, args: tuple, keywords: dict[str, Any]) -> None:
-        watcher(mixer, *_signature(*args, **keywords))
-
-    handles = [mixer.register_forward_pre_hook(hook, with_kwargs=True) for mixer in mixers]
-    try:
-        yield
-    finally:
-        for handle in handles:
-            handle.remove()
-
-
-def _signature(x: Tensor, state: Any = None, ctx: Context | None = None) -> tuple[Tensor, Context]:
-    """Bind arguments as Mixer.forward does."""
-    return x, ctx or EMPTY
