@@ -14,7 +14,6 @@ import secrets
 import signal
 import sys
 import tempfile
-import time
 from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,7 +22,7 @@ from typing import Any
 import torch
 
 from glissando.allocator import prepare_to_train
-from glissando.compare.log import Log
+from glissando.compare.log import EVERY, STOP, Log
 from glissando.compare.plan import PLAN, Comparison, Job
 from glissando.compare.training import train_and_measure
 from glissando.config import from_dict
@@ -32,9 +31,6 @@ from glissando.imports import import_file, imported
 from glissando.training.config import RunConfig
 from glissando.training.stopping import Stopping
 
-#: in the comparison's directory: trainings stop once it is there
-STOP = ".stop"
-_EVERY = 0.5  # seconds between two looks
 _RETRIES = 3  # of a training whose worker was lost
 
 
@@ -63,18 +59,17 @@ class Cluster:
         if not jobs:
             return
         ray, stop = require_ray(), comparison.directory / STOP
-        stop.unlink(missing_ok=True)
-        with self._connected(ray), contextlib.redirect_stdout(log.kept), Stopping() as stopping:
+        with _connected(ray), contextlib.redirect_stdout(log.kept), Stopping() as stopping:
             waiting = {self._submit(ray, comparison, job): job for job in jobs}
             try:
                 while waiting:
-                    done, _ = ray.wait(list(waiting), num_returns=1, timeout=_EVERY)
+                    done, _ = ray.wait(list(waiting), num_returns=1, timeout=EVERY)
                     log.status(f"on Ray: {len(waiting)} trainings left of {len(jobs)}")
                     if stopping.asked is not None:
                         raise Stopped("the comparison was stopped", stopping.asked)
                     for task in done:
                         job = waiting.pop(task)
-                        yield job, self._figures(ray, comparison, job, task)
+                        yield job, _figures(ray, task, job, job.path(comparison.directory))
             finally:
                 if waiting:
                     log.print("stopping: each training completes the step in progress and saves")
@@ -96,57 +91,58 @@ class Cluster:
         out = comparison.directory.resolve()
         return task.remote(job, config.as_dict(), out, self.cpus, gpus > 0, os.getcwd(), imported(), sys.argv)
 
-    def _figures(self, ray: Any, comparison: Comparison, job: Job, task: Any) -> dict[str, Any]:
-        try:
-            outcome = ray.get(task)
-        except ray.exceptions.RayError as error:
-            cause = getattr(error, "cause", None)
-            if isinstance(error, ray.exceptions.RayTaskError) and not isinstance(cause, WorkerEnding):
-                raise  # a defect, with its traceback
-            raise TrainingError(
-                f"{job.title}: its worker was lost {_RETRIES + 1} times, the last time because: "
-                f"{str(cause or error).strip().partition(chr(10))[0]} What was saved is in "
-                f"{job.path(comparison.directory)}: the same command goes on from there"
-            ) from error
-        if isinstance(outcome, dict):
-            return outcome
-        raise outcome or Stopped("the comparison was stopped")
 
-    @contextlib.contextmanager
-    def _connected(self, ray: Any) -> Iterator[None]:
-        """Connect to the cluster, or start one on this machine whose files are in a temporary folder."""
-        address = os.environ.get("RAY_ADDRESS")
-        if ray.is_initialized():
-            yield
-            return
-        if not address and "RAY_AUTH_TOKEN_PATH" not in os.environ:  # or Ray writes one into the home directory
-            os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
-        os.environ.setdefault("RAY_worker_niceness", "0")  # by default 15: everything else would come first
-        # The names of sockets must fit in a hundred characters, so that a long TMPDIR does not serve.
-        folder = "/tmp" if len(tempfile.gettempdir()) > 40 and os.path.isdir("/tmp") else None
-        with tempfile.TemporaryDirectory(prefix="ray-", dir=folder, ignore_cleanup_errors=True) as temporary:
+def _figures(ray: Any, task: Any, job: Job, path: Path) -> dict[str, Any]:
+    try:
+        figures = ray.get(task)
+    except ray.exceptions.RayError as error:
+        cause = getattr(error, "cause", None)
+        if isinstance(cause, GlissandoError | OSError):
+            raise cause from None
+        if isinstance(error, ray.exceptions.RayTaskError) and not isinstance(cause, WorkerEnding):
+            raise  # a defect, with its traceback
+        raise TrainingError(
+            f"{job.title}: its worker was lost {_RETRIES + 1} times, the last time because: "
+            f"{str(cause or error).strip().partition(chr(10))[0]} What was saved is in {path}: the same command goes "
+            "on from there"
+        ) from error
+    if figures is None:
+        raise Stopped("the comparison was stopped")
+    return figures
+
+
+@contextlib.contextmanager
+def _connected(ray: Any) -> Iterator[None]:
+    """Connect to the cluster, or start one on this machine whose files are in a temporary folder."""
+    if ray.is_initialized():
+        yield
+        return
+    address = os.environ.get("RAY_ADDRESS")
+    if not address and "RAY_AUTH_TOKEN_PATH" not in os.environ:  # or Ray writes one into the home directory
+        os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
+    os.environ.setdefault("RAY_worker_niceness", "0")  # by default 15: everything else would come first
+    # The names of sockets must fit in a hundred characters, so that a long TMPDIR does not serve.
+    folder = "/tmp" if len(tempfile.gettempdir()) > 40 and os.path.isdir("/tmp") else None
+    with tempfile.TemporaryDirectory(prefix="ray-", dir=folder, ignore_cleanup_errors=True) as temporary:
+        options: dict[str, Any] = {"address": address}
+        if not address:
             options = {
-                "include_dashboard": False, "object_store_memory": 100 << 20, "_temp_dir": temporary,
-                "_plasma_directory": temporary, "_node_ip_address": "127.0.0.1",
+                "address": "local", "include_dashboard": False, "object_store_memory": 100 << 20,
+                "_temp_dir": temporary, "_plasma_directory": temporary, "_node_ip_address": "127.0.0.1",
             }  # fmt: skip
-            # Processes that start now ignore Ctrl-C: the command gets it, and ends them in order.
-            before = signal.signal(signal.SIGINT, signal.SIG_IGN)
-            try:
-                ray.init(
-                    address=address or "local",
-                    log_to_driver=False,
-                    logging_level="ERROR",
-                    **({} if address else options),
-                )
-            except Exception as error:
-                where = f"no Ray cluster answers at {address}" if address else "Ray does not start on this machine"
-                raise ConfigError(f"{where}: {error}") from error
-            finally:
-                signal.signal(signal.SIGINT, before)
-            try:
-                yield
-            finally:
-                ray.shutdown()
+        # Processes that start now ignore Ctrl-C: the command gets it, and ends them in order.
+        before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+        try:
+            ray.init(log_to_driver=False, logging_level="ERROR", **options)
+        except Exception as error:
+            where = f"no Ray cluster answers at {address}" if address else "Ray does not start on this machine"
+            raise ConfigError(f"{where}: {error}") from error
+        finally:
+            signal.signal(signal.SIGINT, before)
+        try:
+            yield
+        finally:
+            ray.shutdown()
 
 
 def require_ray() -> Any:
@@ -169,46 +165,31 @@ class WorkerEnding(Exception):
     """The worker's machine shuts down: all is saved, and another worker can go on."""
 
 
-class _Quiet(Log):
-    """A log that only writes the comparison's file, and asks to stop where the command does."""
-
-    def __init__(self, out: Path) -> None:
-        super().__init__(out, io.StringIO())
-        self._stop, self._looked, self._is_asked = out / STOP, 0.0, False
-
-    def stop_asked(self) -> bool:
-        if time.monotonic() - self._looked > _EVERY:
-            self._looked, self._is_asked = time.monotonic(), self._stop.exists()
-        return self._is_asked
-
-
 def _train(
     job: Job, config: dict[str, Any], out: Path, threads: int, gpus: bool, folder: str, imports: list[str],
     argv: list[str],
-) -> dict[str, Any] | Exception | None:  # fmt: skip
-    """The task: the figures; None where the command asked to stop; as a value, an error that the user can mend.
+) -> dict[str, Any] | None:  # fmt: skip
+    """The task: the figures; None where the command asked to stop.
 
     config  plain values, as --import registers classes
     """
+    if not (out / PLAN).is_file():
+        raise RunError(
+            f"a worker does not see the comparison in {out}: name an --out on a disk that all machines of the cluster "
+            "have at the same place"
+        )
+    os.chdir(folder)
+    for file in imports:  # all machines of the cluster need them at the same place
+        import_file(file)
+    sys.argv = list(argv)
+    if not gpus:
+        os.environ["CUDA_VISIBLE_DEVICES"] = ""  # before CUDA is asked for
+    prepare_to_train()
+    torch.set_num_threads(threads)
     try:
-        if not (out / PLAN).is_file():
-            raise RunError(
-                f"a worker does not see the comparison in {out}: name an --out on a disk that all machines of "
-                "the cluster have at the same place"
-            )
-        os.chdir(folder)
-        for file in imports:  # all machines of the cluster need them at the same place
-            import_file(file)
-        sys.argv = list(argv)
-        if not gpus:
-            os.environ["CUDA_VISIBLE_DEVICES"] = ""  # before CUDA is asked for
-        prepare_to_train()
-        torch.set_num_threads(threads)
-        with contextlib.closing(_Quiet(out)) as log:
+        with contextlib.closing(Log(out, io.StringIO())) as log:
             return train_and_measure(from_dict(RunConfig, config), job, job.path(out), log)
     except Stopped as error:
         if (out / STOP).exists():
             return None
         raise WorkerEnding(str(error)) from error
-    except (GlissandoError, OSError) as error:
-        return error

@@ -14,7 +14,8 @@ from glissando.progress import QUIET_SECONDS
 from glissando.training.loop import Loop
 from glissando.training.progress import Progress
 
-LOG = "compare.log"
+#: in the comparison's directory: trainings stop once it is there, which they look for every so many seconds
+STOP, EVERY = ".stop", 0.5
 
 
 class Log:
@@ -22,8 +23,8 @@ class Log:
 
     def __init__(self, out: Path, file: TextIO | None = None) -> None:
         self.file = file or sys.stderr
-        self.kept = (out / LOG).open("a", encoding="utf-8")
-        self._printed = time.perf_counter()
+        self.kept = (out / "compare.log").open("a", encoding="utf-8")
+        self._printed, self._looked, self._stop = time.perf_counter(), 0.0, out / STOP
 
     def print(self, text: str) -> None:
         """A line: something is done."""
@@ -46,8 +47,11 @@ class Log:
             print(f"\r\x1b[K{text[:width]}", end="", file=self.file, flush=True)
 
     def stop_asked(self) -> bool:
-        """Whether trainings shall stop without a signal to their own process: here never."""
-        return False
+        """Whether trainings shall stop without a signal to their own process."""
+        if time.monotonic() - self._looked <= EVERY:
+            return False
+        self._looked = time.monotonic()
+        return self._stop.exists()
 
     def close(self) -> None:
         self.kept.close()

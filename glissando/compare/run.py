@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from glissando.compare.duration import fitted, resumed
-from glissando.compare.log import Log, aligned
+from glissando.compare.log import STOP, Log, aligned
 from glissando.compare.measure import origin, read_measured
 from glissando.compare.plan import Comparison, Job
 from glissando.compare.report import ranked, write_report
@@ -62,6 +62,7 @@ def compare(
             for job in [*comparison.sweep_jobs(), *comparison.run_jobs(chosen), *comparison.probe_jobs(chosen)]:
                 comparison.require_same(job)
     comparison.write_plan()
+    (comparison.directory / STOP).unlink(missing_ok=True)  # of a command that was killed
     with contextlib.closing(Log(comparison.directory)) as log:
         if cluster is not None and comparison.budget.kind == "seconds":
             log.print(

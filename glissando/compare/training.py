@@ -12,7 +12,7 @@ from glissando.compare.measure import measure, record_failure
 from glissando.compare.plan import Job
 from glissando.compare.speed import cost_of
 from glissando.data.corpora import build_tokenizer
-from glissando.errors import DivergenceError, Stopped
+from glissando.errors import DivergenceError
 from glissando.runs import Run
 from glissando.training.config import RunConfig, fitted_vocabulary
 from glissando.training.fit import resume, train
@@ -32,8 +32,6 @@ def train_and_measure(config: RunConfig, job: Job, path: Path, log: Log) -> dict
                 train(config, path, progress=shown)
         except DivergenceError as error:
             return record_failure(job, path, str(error))
-    if log.stop_asked():
-        raise Stopped
     log.status(f"{job.title}: measuring")
     return measure(job, path)
 
