@@ -128,11 +128,11 @@ def series_figures(packed: Path) -> dict[str, Any]:
         _run("series", "example", "--out", table)
         found = evaluate_series(packed, str(table))
     rmse = {
-        who: {target: round(each[who]["rmse"], 4) for target, each in found.score.figures.items()}
+        who: {target: round(each[who]["rmse"], 4) for target, each in found.figures.items()}
         for who in ("model", "anchor", "last value", "mean")
     }
     parameters = glissando.SeriesModel.load(packed).num_parameters()
-    return {"parameters": parameters, "figures": {"rmse": rmse, "values": found.score.scored}}
+    return {"parameters": parameters, "figures": {"rmse": rmse, "values": found.scored}}
 
 
 def figures(packed: Path, data_of: Path) -> dict[str, Any]:

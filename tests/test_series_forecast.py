@@ -242,7 +242,7 @@ def test_rolling_origins_do_not_see_what_they_forecast(run: SeriesRun) -> None:
     at, until = origins_of(steps, 3)
     assert len(at) == 9
     assert (until > at + 1).all()
-    found, _ = rolling_answers(run.model, panel, steps, 3, 64)
+    found = rolling_answers(run.model, panel, steps, 3, 64)
     assert set(found.baselines) >= {LAST, MEAN, ANCHOR}
     assert (found.horizon > 0).all()
     assert (found.gap[~np.isnan(found.gap)] >= found.horizon[~np.isnan(found.gap)] - 1e-9).all()
@@ -262,9 +262,9 @@ def test_rolling_origins_do_not_see_what_they_forecast(run: SeriesRun) -> None:
     assert any(np.allclose(found.params[i], expected[found.channel[i]], rtol=1e-9) for i in np.flatnonzero(chosen))
     score = score_forecasts(found, run.model.distribution, run.encoding.target)
     assert list(score.figures) == ["a", "b"]
-    wide, rows = rolling_answers(run.model, panel, steps, 3, 64, horizon=36000.0)
+    wide = rolling_answers(run.model, panel, steps, 3, 64, horizon=36000.0)
     assert wide.horizon.max() <= 36000.0
-    assert (panel.values[rows, wide.channel] == wide.target).all()
+    assert (panel.values[wide.row, wide.channel] == wide.target).all()
     assert len(np.unique(wide.horizon)) > 3
 
 
@@ -277,7 +277,7 @@ def test_a_period_is_one_of_the_baselines(tmp_path: Path) -> None:
     )
     run = trained(frame, static=[], future=[], columns=["a"], folder=tmp_path)
     panel = run.read(frame)
-    found, _ = rolling_answers(run.model, panel, run.steps(panel), 4, 64)
+    found = rolling_answers(run.model, panel, run.steps(panel), 4, 64)
     error = found.baselines[SEASON] - found.target
     assert np.sqrt((error**2).mean()) < 0.2 < np.sqrt(((found.baselines[LAST] - found.target) ** 2).mean())
 
@@ -310,11 +310,11 @@ def test_the_commands_forecast_and_roll(tmp_path: Path, monkeypatch: pytest.Monk
     assert main([*roll, "--out", "rolled.csv"]) == 0
     assert "scored in 2 series" in capsys.readouterr().out
     panel = run.read("new.csv")
-    found, rows = rolling_answers(run.model, panel, run.steps(panel), 3, 64, horizon=36000.0)
+    found = rolling_answers(run.model, panel, run.steps(panel), 3, 64, horizon=36000.0)
     rolled = pandas.read_csv("rolled.csv")
     assert list(rolled) == ["who", "when", "origin", "target", "value", "predicted"]
     span = pandas.to_datetime(rolled["when"]) - pandas.to_datetime(rolled["origin"])
-    order = np.argsort(rows, kind="stable")
+    order = np.argsort(found.row, kind="stable")
     assert np.allclose(span.dt.total_seconds(), found.horizon[order])
     assert np.allclose(rolled["predicted"], run.model.distribution.mean(found.params).numpy()[order])
     assert (Path("run") / "new" / "origins" / "forecasts.png").read_bytes().startswith(b"\x89PNG")
@@ -426,9 +426,9 @@ def test_numbers_and_classes_of_steps_and_series_have_a_row_each(tmp_path: Path)
     assert list(found) == ["who", "when", "channel", "value", "q0.1", "q0.9"]
     assert len(found.value) == len(frame)
     panel = run.read(frame)
-    answered, rows = answers(run.model, windows_of(panel, run.data, run.encoding, run.scales))
+    answered = answers(run.model, windows_of(panel, run.data, run.encoding, run.scales))
     expected = run.model.distribution.mean(answered.params).numpy()
-    assert np.allclose(found.value[rows], expected)
+    assert np.allclose(found.value[answered.row], expected)
     for name, count in (("high", len(frame)), ("group", 8)):
         run = trained(frame, target=[name], task="classification", model={"head": "point"}, **plain)
         labels = predict(run, run.read(new))

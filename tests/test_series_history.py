@@ -10,7 +10,8 @@ from tolerances import assert_close
 from torch import Tensor
 
 from glissando.series.anchor import _own
-from glissando.series.history import Past, at, history, nothing
+from glissando.series.history import Past, history, nothing
+from glissando.state import map_state
 
 
 def drawn(batch: int = 3, length: int = 40, channels: int = 4, seed: int = 0) -> tuple[Tensor, Tensor, Tensor]:
@@ -57,7 +58,7 @@ def test_streamed_it_is_the_same(cuts: list[int]):
     past, pieces = nothing(3, 4, dtype=torch.float64), []
     for piece in zip(*(part.split(cuts, 1) for part in (values, observed, gaps)), strict=True):
         pieces.append(history(*piece, past))
-        past = at(pieces[-1], -1)
+        past = map_state(lambda part: part[:, -1], pieces[-1])
     for name, got, expected in zip(
         Past._fields, zip(*pieces, strict=True), history(values, observed, gaps), strict=True
     ):

@@ -43,6 +43,7 @@ def answers(n: int = 4000, error: float = 1.0, channels: int = 2, seed: int = 0)
         horizon=rng.exponential(size=n),
         gap=np.where(np.isnan(last), np.nan, rng.exponential(size=n) * 100),
         scale=np.ones(n),
+        row=np.arange(n),
         baselines={LAST: last, MEAN: np.zeros(n), ANCHOR: truth},
     )
 
@@ -116,7 +117,7 @@ def test_the_interval_is_over_series_and_not_over_values() -> None:
     shared = rng.normal(size=30)[series]
     widths = []
     for errors in (shared, rng.permutation(shared)):
-        given = Answers(series, 0 * series, errors, torch.zeros(3000, 1), *[np.ones(3000)] * 3, {MEAN: np.ones(3000)})
+        given = Answers(series, 0 * series, errors, torch.zeros(3000, 1), *[np.ones(3000)] * 4, {MEAN: np.ones(3000)})
         row = score_forecasts(given, make_head("point"), ["a"]).figures["a"]["model"]
         widths.append(row["rmse_high"] - row["rmse_low"])
     assert widths[0] > 4 * widths[1]
@@ -218,9 +219,9 @@ def test_forecasts_of_another_origin_are_another_line(tmp_path: Path) -> None:
     for horizon, breaks in ((rows % 10, [5]), (np.ones(10), None)):
         given = Answers(
             np.zeros(10, int), np.zeros(10, int), np.zeros(10), torch.zeros(10, 1).double(), horizon.astype(float),
-            np.ones(10), np.ones(10), {},
+            np.ones(10), np.ones(10), rows, {},
         )  # fmt: skip
-        (track,) = tracks(given, rows, panel, panel.values, ["a"], make_head("point"))
+        (track,) = tracks(given, panel, panel.values, ["a"], make_head("point"))
         assert (None if track.breaks is None else track.breaks.tolist()) == breaks
         assert track.at.tolist() == rows.tolist()
     draw_forecasts([track._replace(breaks=np.array([5]))], tmp_path / "forecasts.png", "h")

@@ -115,7 +115,7 @@ def test_what_is_known_comes_from_the_whole_history_and_not_from_the_window(tabl
     model.set_scales(**scales_of_training(table))
     from glissando.series.history import history
 
-    x = (batch.x - model.input_mean) / model.input_scale
+    x = (batch.inputs["x"] - model.input_mean) / model.input_scale
     observed = inputs["observed"] & batch.mask.unsqueeze(-1)
     gaps = torch.where(batch.mask, inputs["dt"] / model.time_scale, 0)
     known = history(x, observed, gaps, inputs["past"])
@@ -256,7 +256,7 @@ def test_series_in_their_own_units_are_forecast_whatever_their_level(
         task = config.task()
         model = task.new_model().eval()
         model.share.zero_()
-        found, _ = answers(model, task.prepared.valid)
+        found = answers(model, task.prepared.valid)
         own = 0.3 * (1 if offsets else found.baselines["last value"])
         errors[scale] = np.sqrt(np.mean(((found.baselines["anchor"] - found.target) / own) ** 2))
     assert task.prepared.scales.law[1, 0] == pytest.approx(slope, abs=0.15)
@@ -275,7 +275,7 @@ def test_units_cancel_in_series_units_too(tmp_path):
         forecaster = Forecaster.load(run)
         value = forecaster.predict(path, horizon=2.0, quantiles=[0.9])[["value", "q0.9"]].to_numpy() / factor
         scored = evaluate(run)
-        assert "in units of the deviation of each so far" in scored.score.table()
+        assert "in units of the deviation of each so far" in scored.table()
         found.append((value, scored.as_dict()["targets"]["a"]["model"]["rmse"]))
     assert_close(torch.from_numpy(found[0][0]), torch.from_numpy(found[1][0]), tolerance=1e-6)
     assert found[0][1] == pytest.approx(found[1][1])
@@ -298,13 +298,13 @@ def test_a_model_learns_more_than_the_trivial_predictors(data, model, better, ta
     run = train(options(table, **data) | {"model": model}, tmp_path / "run")
     found = evaluate(run.path)
     summary = json.loads((run.path / "summary.json").read_text())
-    assert summary["best"]["targets"] == found.score.figures
+    assert summary["best"]["targets"] == found.figures
     assert summary["weights"] == "best"
-    for target in found.score.figures.values():
+    for target in found.figures.values():
         trivial = min(values["rmse"] for who, values in target.items() if who not in ("model", "anchor"))
         assert target["model"]["rmse"] < better * trivial
     metrics = lines_of(run.path / "metrics.csv")
-    first = 0 if found.score.figures.keys() <= {"a", "b"} else 4  # only a forecast has an anchor to start from
+    first = 0 if found.figures.keys() <= {"a", "b"} else 4  # only a forecast has an anchor to start from
     assert [int(row["step"]) for row in metrics if row["valid_loss"]] == list(range(first, 41, 4))
     assert float(metrics[-1]["train_loss"]) < float(metrics[1]["train_loss"])
 
@@ -324,7 +324,7 @@ def test_a_long_table_with_gaps_and_facts_is_learned(tmp_path):
     data = {"path": str(table), "group": "id", "time": "t", "channel": "test", "value": "value", "window": 16}
     data |= {"static": "level,arm", "static_path": str(static)}
     run = train({"data": data, "model": TINY, "training": {"steps": 60}}, tmp_path / "run")
-    figures = evaluate(run.path).score.figures
+    figures = evaluate(run.path).figures
     for channel in "pq":
         assert figures[channel]["anchor"]["rmse"] < 0.15 < figures[channel]["last value"]["rmse"]
         assert figures[channel]["model"]["rmse"] < 0.2
@@ -377,14 +377,14 @@ def test_training_starts_from_the_anchor_and_keeps_a_share_of_the_network(head, 
     model = build(TINY | {"head": head}, prepared)
     fit_anchor(model, prepared.train)
     model.eval()
-    start = answers(model, prepared.valid)[0]
+    start = answers(model, prepared.valid)
     centre = model.distribution.mean(start.params.unsqueeze(1)).squeeze(1).numpy()
     np.testing.assert_allclose(centre, start.baselines["anchor"], atol=1e-6)
     assert (shares(start, model.distribution, 2) == 0).all()
 
     with torch.no_grad():
         torch.nn.init.normal_(model.head.out.weight, std=0.3, generator=torch.Generator().manual_seed(0))
-    whole = answers(model, prepared.valid)[0]
+    whole = answers(model, prepared.valid)
     network = model.distribution.mean(whole.params.unsqueeze(1)).squeeze(1).numpy() - whole.baselines["anchor"]
     right = whole._replace(target=whole.baselines["anchor"] + network)  # the network knows what is left
     np.testing.assert_allclose(shares(right, model.distribution, 2), 1, atol=1e-9)
@@ -392,7 +392,7 @@ def test_training_starts_from_the_anchor_and_keeps_a_share_of_the_network(head, 
     assert (shares(wrong, model.distribution, 2) == 0).all()
     share = np.array([0.25, 0.0])
     model.share.copy_(torch.from_numpy(share))
-    kept = answers(model, prepared.valid)[0]
+    kept = answers(model, prepared.valid)
     np.testing.assert_allclose(kept.params, shrunk(whole, model.distribution, share).params, atol=1e-5)
     np.testing.assert_allclose(
         model.distribution.mean(kept.params.unsqueeze(1)).squeeze(1).numpy(),
@@ -404,7 +404,7 @@ def test_classes_are_learned(table, tmp_path):
     data = {"columns": "a,b", "target": "c", "task": "classification", "label": "step"}
     run = train(options(table, **data), tmp_path / "run")
     found = evaluate(run.path, out=str(tmp_path / "out.csv"))
-    model, always = found.score.figures["c"].values()
+    model, always = found.figures["c"].values()
     assert model["accuracy"] > 0.9 > 0.7 > always["accuracy"]
     assert model["log_loss"] == pytest.approx(found.loss)
     written = lines_of(tmp_path / "out.csv")
@@ -424,8 +424,8 @@ def test_classes_of_whole_series_are_learned(pooling, tmp_path):
     data = {"path": str(table), "group": "g", "time": "t", "target": "way", "window": 8, "valid_fraction": 0.3}
     run = train({"data": data, "model": TINY | {"pooling": pooling}, "training": {"steps": 60}}, tmp_path / "run")
     found = evaluate(run.path, out=str(tmp_path / "out.csv"))
-    assert found.score.scored == found.score.series == 12
-    assert found.score.figures["way"]["model"]["accuracy"] >= 0.9
+    assert found.scored == found.series == 12
+    assert found.figures["way"]["model"]["accuracy"] >= 0.9
     assert list(lines_of(tmp_path / "out.csv")[0]) == ["g", "target", "value", "predicted"]
 
 
@@ -435,14 +435,14 @@ def test_scores_are_those_of_predictions_by_hand(table, tmp_path):
     found = evaluate(run.path, str(table), str(tmp_path / "out.csv"))
     written = lines_of(tmp_path / "out.csv")
     lines = [line.split(",") for line in table.read_text().splitlines()[1:]]
-    assert found.score.scored == len(written) == 240
+    assert found.scored == len(written) == 240
     for row, line in zip(written[::50], lines[::50], strict=True):
         assert row["g"] == line[0]
         assert float(row["t"]) == pytest.approx(float(line[1]))
         assert float(row["value"]) == pytest.approx(float(line[4]))
     errors = [float(row["predicted"]) - float(row["value"]) for row in written]
-    assert found.score.figures["y"]["model"]["rmse"] == pytest.approx(math.sqrt(np.square(errors).mean()))
-    assert found.score.figures["y"]["model"]["mae"] == pytest.approx(np.abs(errors).mean())
+    assert found.figures["y"]["model"]["rmse"] == pytest.approx(math.sqrt(np.square(errors).mean()))
+    assert found.figures["y"]["model"]["mae"] == pytest.approx(np.abs(errors).mean())
     model = SeriesModel.load(run.path)
     x = torch.tensor([[[float(v) for v in line[2:4]] for line in lines[:16]]])
     times = torch.tensor([float(line[1]) for line in lines[:16]], dtype=torch.float64)
@@ -481,9 +481,9 @@ def test_the_end_of_each_series_is_forecast_with_its_history(table, tmp_path):
     run = train(values | {"training": {"steps": 2}}, tmp_path / "run")
     found = evaluate(run.path, out=str(tmp_path / "out.csv"))
     written = lines_of(tmp_path / "out.csv")
-    assert found.score.series == 6
-    assert found.score.scored == len(written) == 6 * 6 * 2
-    assert found.score.figures["a"]["last value"]["rmse"] < 2
+    assert found.series == 6
+    assert found.scored == len(written) == 6 * 6 * 2
+    assert found.figures["a"]["last value"]["rmse"] < 2
 
 
 def test_a_training_resumes_to_the_same_weights(table, tmp_path, monkeypatch, capsys):
@@ -515,7 +515,7 @@ def test_a_training_resumes_to_the_same_weights(table, tmp_path, monkeypatch, ca
     with pytest.raises(DataError, match=r"there is no file .*table\.csv, which .*--data\.path FILE"):
         resume(tmp_path / "cut")
     assert main(["series", "train", "--resume", str(tmp_path / "cut"), "--data.path", str(table)]) == 0
-    assert evaluate(tmp_path / "cut", str(table)).score.scored > 0
+    assert evaluate(tmp_path / "cut", str(table)).scored > 0
     assert (tmp_path / "cut" / "metrics.csv").read_text() == before
     table.write_text(table.read_text() + "s0,1e9,1,1,1,up\n")
     capsys.readouterr()

@@ -240,7 +240,7 @@ def at_horizons(path: Path, table: Path, task: dict[str, Any]) -> Iterator[tuple
     run = SeriesRun.open(path)
     panel = run.read(str(table))
     spans = {name: run.clock().span(text) for name, text in task["horizons"].items()}
-    made, _ = rolling_answers(run.model, panel, run.steps(panel), task["origins"], run.data.window, max(spans.values()))
+    made = rolling_answers(run.model, panel, run.steps(panel), task["origins"], run.data.window, max(spans.values()))
     for name, span in spans.items():
         kept = np.flatnonzero(np.isclose(made.horizon, span))
         yield name, measured(run.model, made.chosen(kept), run.encoding).as_dict()["targets"]

@@ -10,7 +10,7 @@ x(t + d) = F x(t) + N(0, P - F P F'),  F = exp(A d),  A P + P A' + Q = 0
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -154,10 +154,10 @@ def scored(path: Path, file: Path) -> dict[str, dict[str, dict[str, float]]]:
     run = SeriesRun.open(path)
     panel = run.read(str(file))
     held = windows_of(panel, run.data, run.encoding, run.scales)
-    found, rows = answered(run.model, held, panel)
-    figures: dict[str, Any] = measure(run.model, held, panel, run.encoding, forecast=(found, rows)).score.figures
+    found = answered(run.model, held, panel)
+    figures = measure(run.model, held, panel, run.encoding, forecast=found).figures
     source, head = read_table(str(file)), Gaussian()
-    at = np.searchsorted(source.places, panel.rows[rows])
+    at = np.searchsorted(source.places, panel.rows[found.row])
     for number, name in enumerate(run.encoding.target):
         chosen = found.channel == number
         truth = np.stack([source.columns[f"{TRUTH}{name}{end}"].numbers[at[chosen]] for end in ("", DEVIATION)], -1)

@@ -16,7 +16,7 @@ from torch import Tensor
 from glissando.backbone import ModelState
 from glissando.data.windows import by_length
 from glissando.progress import track
-from glissando.series.answers import answers_of, with_season
+from glissando.series.answers import answers_of, on_device, with_season
 from glissando.series.batches import Ints, Steps
 from glissando.series.model import SeriesModel
 from glissando.series.panel import Panel
@@ -31,20 +31,10 @@ def _answer(
     model: SeriesModel, state: ModelState, inputs: dict[str, Any], horizon: Tensor, ahead: Tensor | None
 ) -> tuple[Tensor, ModelState]:
     """Parameters (B, J, O, P) at the horizons (B, J) after one step, and the state after it."""
-    like = model.output_scale
-    more: dict[str, Any] = {} if ahead is None else {"ahead": ahead.unsqueeze(1).to(like)}
-    y, after = model(**inputs, state=state, horizon=horizon.unsqueeze(1).to(like), **more)
+    asked = {"horizon": horizon.unsqueeze(1), "ahead": None if ahead is None else ahead.unsqueeze(1)}
+    y, after = model(**inputs, state=state, **on_device(model, asked))
     assert after is not None
-    return (y[:, 0].unsqueeze(-1) if y.ndim == 4 else y[:, 0]), after
-
-
-def step_inputs(model: SeriesModel, steps: Steps, index: Tensor) -> dict[str, Any]:
-    """What the model is called with at the steps (B, L)."""
-    like = model.output_scale
-    return {
-        name: part.to(like) if part.is_floating_point() else part.to(like.device)
-        for name, part in steps.inputs(index).items()
-    }
+    return model.params(y[:, 0]), after
 
 
 def read(model: SeriesModel, steps: Steps, at: Ints, window: int) -> tuple[ModelState, dict[str, Any]]:
@@ -59,12 +49,12 @@ def read(model: SeriesModel, steps: Steps, at: Ints, window: int) -> tuple[Model
     index = torch.where(mask, index, begin.unsqueeze(1))
     state = steps.before(begin).put_into(model.init_state(len(last)))
     if index.shape[1] > 1:
-        read_before = step_inputs(model, steps, index[:, :-1])
+        read_before = on_device(model, steps.inputs(index[:, :-1]))
         kept = mask[:, :-1].to(read_before["x"].device)
         _, after = model(**read_before, state=state, mask=None if bool(kept.all()) else kept)
         assert after is not None
         state = after
-    return state, step_inputs(model, steps, index[:, -1:])
+    return state, on_device(model, steps.inputs(index[:, -1:]))
 
 
 @torch.no_grad()
@@ -162,8 +152,8 @@ def origins_of(steps: Steps, number: int) -> tuple[Ints, Ints]:
 
 def rolling_answers(
     model: SeriesModel, panel: Panel, steps: Steps, number: int, window: int, horizon: float | None = None
-) -> tuple[Answers, Ints]:
-    """Forecasts from rolling origins, and the panel's step that each is about.
+) -> Answers:
+    """Forecasts from rolling origins.
 
     Args:
         model: In evaluation mode.
@@ -189,5 +179,5 @@ def rolling_answers(
     params = ask(model, steps, at, times, ahead, window)
     origin = np.broadcast_to(at[:, None], about.shape)[real]
     chosen = torch.from_numpy(real)
-    forecast, rows = answers_of(model, steps, torch.from_numpy(origin), torch.from_numpy(about[real]), params[chosen])
-    return with_season(forecast, panel, model.config.targets, panel.times[rows]), rows
+    made = answers_of(model, steps, torch.from_numpy(origin), torch.from_numpy(about[real]), params[chosen])
+    return with_season(made, panel, model.config.targets)

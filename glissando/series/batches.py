@@ -21,6 +21,7 @@ from glissando.data.windows import BatchedWindows
 from glissando.errors import DataError
 from glissando.series.history import Past, by_own_past, history
 from glissando.series.panel import Encoding, Panel
+from glissando.state import map_state
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
@@ -191,7 +192,7 @@ class Steps:
         known = history(
             ((values - mean) / scale)[None], ~values.isnan()[None], gaps[None] / scales.time_scale, first=begins[None]
         )
-        known = Past(*(part[0] for part in known))
+        known = map_state(lambda part: part[0], known)
         units = by_own_past(known, None if scales.law is None else torch.from_numpy(scales.law))
         per_step = panel.labels is not None and len(panel.labels) == len(panel.times)
         return cls(
@@ -214,25 +215,27 @@ class Steps:
     def before(self, index: Tensor) -> Past:
         """What is known before each of the steps."""
         previous = (index - 1).clamp_min(0)
-        return Past(*(torch.where(self.first[index].unsqueeze(-1), 0, part[previous]) for part in self.known))
+        begins = self.first[index].unsqueeze(-1)
+        return map_state(lambda part: torch.where(begins, 0, part[previous]), self.known)
 
 
 @dataclass  # not frozen: Fabric converts its tensors where the precision is not 32-true
 class Batch:
     """B windows of L steps, the last ones padded.
 
-    inputs  what the model is called with, by name, beside x
+    inputs  what the model is called with, by name
     index   (B, L) of Steps
+    whole   whether the answers are those of whole series
     target  (B, L, J, O) of a forecast and (B, L, O) of a regression, NaN where nothing is scored
     units   of a forecast: the centre and the deviation (B, L, 1, O) in which it is trained
     labels  (B, L), or (B,) of series; -1: not scored
     fresh   (B,) bool, in lanes: rows that do not go on where the row before ended
     """
 
-    x: Tensor
     inputs: dict[str, Any]
     index: Tensor
     mask: Tensor
+    whole: bool = False
     target: Tensor | None = None
     labels: Tensor | None = None
     units: tuple[Tensor, Tensor] | None = None
@@ -243,41 +246,25 @@ class Batch:
         return len(self.index)
 
 
-class Asked(NamedTuple):
-    """N questions, one below the other.
-
-    at       (N,) the step at which each is asked
-    horizon  (N,)
-    target   (N, O), NaN where nothing was observed
-    ahead    (N, U), or None
-    """
-
-    at: Tensor
-    horizon: Tensor
-    target: Tensor
-    ahead: Tensor | None
-
-
 @dataclass(frozen=True)
 class Windows(BatchedWindows[Batch]):
     """Windows of steps, each with the end of what may be asked about; random questions reach `size` steps far.
 
     limit    (W,) the step behind the last one that a question may be about
     targets  channels that are forecast; None: the answers are of the step itself
+    whole    one window a series, however long
     """
 
     steps: Steps
     limit: Ints
     targets: list[int] | None
+    whole: bool
 
     @classmethod
     def of(
         cls, steps: Steps, targets: list[int] | None, size: int, rows: int, seed: int = 0, whole: bool = False
     ) -> Windows:
-        """The windows over all scored steps or, to forecast, over all steps before a scored one.
-
-        whole  one window a series, however long
-        """
+        """The windows over all scored steps or, to forecast, over all steps before a scored one."""
         scored, first = steps.scored.numpy(), steps.first.numpy()
         used = np.r_[scored[1:] & ~first[1:], False] if targets is not None else scored
         begins = np.flatnonzero(first)
@@ -290,7 +277,7 @@ class Windows(BatchedWindows[Batch]):
         numbers = [len(cut) for cut in cuts]
         begin, stop = np.concatenate(cuts), np.repeat(until, numbers)
         end = stop if whole else np.minimum(begin + size, stop)
-        return cls(begin, end, size, rows, seed, steps, np.repeat(ends, numbers), targets)
+        return cls(begin, end, size, rows, seed, steps, np.repeat(ends, numbers), targets, whole)
 
     def _follows(self) -> NDArray[np.bool_]:
         series = self.steps.series.numpy()[self.begin]
@@ -304,11 +291,16 @@ class Windows(BatchedWindows[Batch]):
         mask = torch.from_numpy(begin[:, None] + place < end[:, None])
         at = torch.from_numpy(index)
         inputs: dict[str, Any] = {**steps.inputs(at), "past": steps.before(at[:, 0])}
-        values, inputs["mask"] = inputs.pop("x"), None if bool(mask.all()) else mask
-        fresh = None if goes_on is None else torch.full((len(chosen),), not goes_on)
+        inputs["mask"] = None if bool(mask.all()) else mask
+        batch = Batch(inputs, at, mask, self.whole)
+        batch.fresh = None if goes_on is None else torch.full((len(chosen),), not goes_on)
         if self.targets is None:
-            target = None if steps.target is None else torch.where(mask.unsqueeze(-1), steps.target[at], torch.nan)
-            return Batch(values, inputs, at, mask, target, self._labels(at, mask), None, fresh)
+            if steps.target is not None:
+                batch.target = torch.where(mask.unsqueeze(-1), steps.target[at], torch.nan)
+            if steps.labels is not None:
+                series = steps.series[at[:, 0]]
+                batch.labels = steps.labels[series] if self.whole else torch.where(mask, steps.labels[at], -1)
+            return batch
         asked = self._questions(index, self.limit[chosen], epoch)
         real = mask.unsqueeze(-1) & (asked >= 0)
         about = asked.clamp_min(0)
@@ -316,17 +308,10 @@ class Windows(BatchedWindows[Batch]):
         inputs["horizon"][..., 0] = torch.where(real[..., 0], steps.gaps[about[..., 0]], 0)
         if steps.future.shape[1]:
             inputs["ahead"] = steps.future[about]
-        target = torch.where(real.unsqueeze(-1), steps.values[about][..., self.targets], torch.nan)
+        batch.target = torch.where(real.unsqueeze(-1), steps.values[about][..., self.targets], torch.nan)
         centre, scale = (part[at][..., self.targets].unsqueeze(2) for part in (steps.centre, steps.scale))
-        return Batch(values, inputs, at, mask, target, None, (centre, scale), fresh)
-
-    def asked(self) -> Asked:
-        """All that is asked of a forecast in the first epoch, but for what has no answer."""
-        batch = self.batch(np.arange(len(self)), 0)
-        assert batch.target is not None
-        use = batch.mask.unsqueeze(-1) & ~batch.target.isnan().all(-1)
-        at, ahead = batch.index.unsqueeze(-1).expand_as(use), batch.inputs.get("ahead")
-        return Asked(at[use], batch.inputs["horizon"][use], batch.target[use], None if ahead is None else ahead[use])
+        batch.units = centre, scale
+        return batch
 
     def _questions(self, index: Ints, limit: Ints, later: int | None) -> Tensor:
         """(B, L, J): the step that each question is about; -1 where there is none."""
@@ -338,13 +323,3 @@ class Windows(BatchedWindows[Batch]):
         further = np.floor(np.exp(share * np.log1p(np.maximum(most, 0)))).astype(np.int64)
         drawn = np.where(most > 0, following + np.minimum(further, most), -1)
         return torch.from_numpy(np.stack([following, drawn], -1))
-
-    def _labels(self, at: Tensor, mask: Tensor) -> Tensor | None:
-        labels = self.steps.labels
-        if labels is None:
-            return None
-        return (
-            labels[self.steps.series[at[:, 0]]]
-            if len(labels) == len(self.steps.static)
-            else torch.where(mask, labels[at], -1)
-        )

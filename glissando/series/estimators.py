@@ -115,7 +115,7 @@ class Forecaster(_Estimator):
         variance of the values."""
         run = self._fitted()
         panel = run.read(frame)
-        forecast, _ = answers(run.model, windows_of(panel, run.data, run.encoding, run.scales))
+        forecast = answers(run.model, windows_of(panel, run.data, run.encoding, run.scales))
         predicted = run.model.distribution.mean(forecast.params).double().numpy()
         each = []
         for number in np.unique(forecast.channel):

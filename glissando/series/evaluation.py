@@ -12,12 +12,12 @@ import numpy as np
 from glissando.errors import ConfigError, NotFiniteError
 from glissando.run_files import require_texts
 from glissando.runs import Run
-from glissando.series.answers import Scored, answered, logits, measure
+from glissando.series.answers import answered, logits, measure
 from glissando.series.asking import rolling_answers
-from glissando.series.batches import Ints, Windows
-from glissando.series.forecast import SeriesRun, answer_table, require_absent, write_table
+from glissando.series.batches import Windows
+from glissando.series.forecast import SeriesRun, answer_table, placed, require_absent, write_table
 from glissando.series.panel import Panel
-from glissando.series.scores import Answers
+from glissando.series.scores import Answers, Score
 from glissando.series.task import prepare, windows_of
 
 
@@ -29,7 +29,7 @@ def evaluate(
     origins: int | None = None,
     horizon: str | None = None,
     reading: Mapping[str, Any] | None = None,
-) -> Scored:
+) -> Score:
     """The run at `path` on what it has held out, or on all of a `file` with the same columns.
 
     Args:
@@ -83,29 +83,20 @@ def evaluate(
     return result
 
 
-def _table(run: SeriesRun, windows: Windows, panel: Panel, forecast: tuple[Answers, Ints] | None, rolling: bool) -> Any:
+def _table(run: SeriesRun, windows: Windows, panel: Panel, forecast: Answers | None, rolling: bool) -> Any:
     """A frame with a row for each answer, or each label of a class: the user's names of series and time, the target,
     its value and the prediction; from rolling origins, with the time of the origin."""
-    model, data, encoding, timed = run.model, run.data, run.encoding, True
-    parts: dict[str, Any] = {}
+    encoding, parts = run.encoding, dict[str, Any]()
     if forecast is None:
-        scores, labels, series, rows = (part.numpy() for part in logits(model, windows))
-        names, timed = np.array(encoding.classes, object), encoding.label == "step"
+        scores, labels, series, row = (part.numpy() for part in logits(run.model, windows))
+        names = np.array(encoding.classes, object)
         parts |= {"target": encoding.target[0], "value": names[labels], "predicted": names[scores.argmax(-1)]}
     else:
-        made, rows = forecast
-        series = made.series
+        series, row = forecast.series, forecast.row
         if rolling:
-            parts["origin"] = panel.clock.written(series.tolist(), (panel.times[rows] - made.horizon).tolist())
-        predicted = model.distribution.mean(made.params).double().numpy()
-        parts |= {"target": np.array(encoding.target, object)[made.channel], "value": made.target}
-        parts["predicted"] = predicted
-    times = panel.clock.written(series.tolist(), panel.times[rows].tolist()) if timed else None
-    table = answer_table(
-        [
-            (data.group, None, np.array(panel.names, object)[series]),
-            (data.time, "step", times) if timed else (None, None, None),
-            *((None, name, cells) for name, cells in parts.items()),
-        ]
-    )
-    return table.iloc[np.argsort(rows, kind="stable")]
+            parts["origin"] = panel.clock.written(series, panel.times[row] - forecast.horizon)
+        parts |= {"target": np.array(encoding.target, object)[forecast.channel], "value": forecast.target}
+        parts["predicted"] = run.model.distribution.mean(forecast.params).numpy()
+    times = None if windows.whole else panel.times[row]
+    table = answer_table([*placed(run, panel, series, times), *((None, name, cells) for name, cells in parts.items())])
+    return table.iloc[np.argsort(row, kind="stable")]

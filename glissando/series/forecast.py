@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,7 @@ from torch import Tensor
 
 from glissando.errors import ConfigError, NotFiniteError, RunError
 from glissando.sampling import require_seed
-from glissando.series.answers import call
+from glissando.series.answers import outputs
 from glissando.series.asking import ask, draw_paths
 from glissando.series.batches import Floats, Scales, Steps, require_near, scales_of
 from glissando.series.future import ahead_of
@@ -67,6 +67,12 @@ def answer_table(columns: Sequence[tuple[str | None, str | None, Any]]) -> Any:
             made[name] = cells
             order.append(name)
     return pandas.DataFrame(made)[order]
+
+
+def placed(run: SeriesRun, panel: Panel, series: np.ndarray, times: Floats | None) -> list[tuple[Any, ...]]:
+    """The columns of `answer_table` with the names of series (G,), and with the times (G,) of all but whole series."""
+    names = (run.data.group, None, np.array(panel.names, object)[series])
+    return [names] if times is None else [names, (run.data.time, "step", panel.clock.written(series, times))]
 
 
 def require_absent(out: str | Path) -> Path:
@@ -153,9 +159,14 @@ def predict(
     """
     require_answerable(run, horizon, every, quantiles, samples, future)
     if run.encoding.classes:
-        return _class_table(run, panel)
+        p, classes, whole = probabilities(run, panel), run.encoding.classes, run.encoding.label == "series"
+        series, moments = (np.arange(len(p)), None) if whole else (panel.series, panel.times)
+        likeliest = (run.encoding.target[0], None, np.array(classes, object)[p.argmax(-1)])
+        each = [(None, f"p_{name}", column) for name, column in zip(classes, p.T, strict=True)]
+        return answer_table([*placed(run, panel, series, moments), likeliest, *each])
     if horizon is None:
-        return _number_table(run, panel, panel.series, panel.times, _answers(run, panel), quantiles)
+        params = run.model.params(_answers(run, panel))
+        return _number_table(run, panel, panel.series, panel.times, params, quantiles)
     model, times, steps = run.model, run.horizons(horizon, every), run.steps(panel)
     at = np.r_[np.flatnonzero(steps.first.numpy())[1:], len(steps.first)] - 1
     ahead = None
@@ -185,31 +196,13 @@ def _number_table(
         spread = head.quantile(params, quantiles).unbind(-1)
         parts |= {f"q{level:g}": part for level, part in zip(quantiles, spread, strict=True)}
     parts |= {f"sample_{number}": path for number, path in enumerate(paths, 1)}
-    return answer_table(
-        [
-            (data.group, None, np.repeat(np.array(panel.names, object)[series], len(targets))),
-            (data.time, "step", np.repeat(panel.clock.written(series.tolist(), times.tolist()), len(targets))),
-            (data.channel, "channel", targets * len(series)),
-            *((data.value if name == "value" else None, name, part.flatten().double().numpy())
-              for name, part in parts.items()),
-        ]
-    )  # fmt: skip
-
-
-def _class_table(run: SeriesRun, panel: Panel) -> Any:
-    """The table of the classes of the panel's steps, or of its series."""
-    data, classes, p = run.data, run.encoding.classes, probabilities(run, panel)
-    each_step = run.encoding.label == "step"
-    series = panel.series if each_step else np.arange(len(panel.names))
-    time = panel.clock.written(series.tolist(), panel.times.tolist()) if each_step else None
-    return answer_table(
-        [
-            (data.group, None, np.array(panel.names, object)[series]),
-            (data.time, "step", time) if each_step else (None, None, None),
-            (run.encoding.target[0], None, np.array(classes, object)[p.argmax(-1)]),
-            *((None, f"p_{name}", column) for name, column in zip(classes, p.T, strict=True)),
-        ]
-    )
+    columns = [
+        (user, usual, np.repeat(cells, len(targets))) for user, usual, cells in placed(run, panel, series, times)
+    ]
+    columns.append((data.channel, "channel", targets * len(series)))
+    for name, part in parts.items():
+        columns.append((data.value if name == "value" else None, name, part.flatten().double().numpy()))
+    return answer_table(columns)
 
 
 def probabilities(run: SeriesRun, panel: Panel) -> Floats:
@@ -219,20 +212,10 @@ def probabilities(run: SeriesRun, panel: Panel) -> Floats:
     return np.asarray(logits.softmax(-1).numpy())
 
 
-@torch.no_grad()
 def _answers(run: SeriesRun, panel: Panel) -> Tensor:
-    """The parameters (N, O, P) or the logits (N, C) of each step, or (S, C) of each series, float64."""
-    whole = bool(run.encoding.classes) and run.encoding.label == "series"
-    windows = windows_of(replace(panel, labels=None, target=None), run.data, run.encoding, run.scales)
-    parts: list[tuple[Tensor, Tensor]] = []
-    for batch in windows.scoring():
-        y, mask = call(run.model, batch).cpu().double(), batch.mask
-        if not run.encoding.classes and run.model.config.head == "point":
-            y = y.unsqueeze(-1)
-        place = windows.steps.series[batch.index[:, 0]] if whole else batch.index[mask]
-        parts.append((place, run.model.pooled(y, mask) if whole else y[mask]))
-    places, answers = (torch.cat(part) for part in zip(*parts, strict=True))
-    return answers[places.argsort()]
+    """What the model answers about each step, or each series, in their order."""
+    at, y = outputs(run.model, windows_of(panel, run.data, run.encoding, run.scales))
+    return y[at.argsort()]
 
 
 def _require_finite(answers: Tensor) -> None:

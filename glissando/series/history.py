@@ -19,6 +19,7 @@ from torch import Tensor
 
 from glissando.backbone import ModelState
 from glissando.kernels.precise import widest
+from glissando.state import map_state
 
 #: k, the number of values whose deviation is that of other series
 _USUAL = 2.0
@@ -35,7 +36,7 @@ class Past(NamedTuple):
 
     def put_into(self, state: ModelState) -> ModelState:
         """The state of a model with this in the place of what it knew, each part in the type that it had there."""
-        return state._replace(past=Past(*(part.to(before) for part, before in zip(self, state.past, strict=True))))
+        return state._replace(past=map_state(Tensor.to, self, state.past))
 
     @property
     def ever(self) -> Tensor:
@@ -64,7 +65,7 @@ def history(
         (B, T, K) each. The last step of each is the state after it.
     """
     dtype, wide = values.dtype, widest(values.device)
-    before = Past(*(part.unsqueeze(1).to(wide) for part in past)) if past is not None else None
+    before = map_state(lambda part: part.unsqueeze(1).to(wide), past)
     length = values.shape[1]
     place = torch.arange(length, device=values.device).view(1, -1, 1)
     # at the first step of its series, which is where sums and places count from
@@ -87,16 +88,12 @@ def history(
         age = torch.where(within, age, before.age + elapsed)
         total, count = total + before.mean * before.number, count + before.number
         square = square + before.square + before.number * before.mean.square()
-    known = count > 0
-    mean = torch.where(known, total, 0) / count.clamp_min(1)
+    ever = count > 0
+    mean = torch.where(ever, total, 0) / count.clamp_min(1)
     spread = torch.where(count > 1, (square - count * mean.square()).clamp_min(0), 0)
-    parts = Past(torch.where(known, value, 0), torch.where(known, age, 0), mean, count, spread)
-    return Past(*(part.to(dtype) for part in parts))
-
-
-def at(known: Past, step: int) -> Past:
-    """The state (B, K) after one of the steps."""
-    return Past(*(part[:, step] for part in known))
+    parts = Past(torch.where(ever, value, 0), torch.where(ever, age, 0), mean, count, spread)
+    known: Past = map_state(lambda part: part.to(dtype), parts)
+    return known
 
 
 class Own(NamedTuple):

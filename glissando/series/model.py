@@ -267,6 +267,10 @@ class SeriesModel(TableModel):
         centre, scale = (part[..., self.config.targets] for part in (units.centre, units.scale))
         return self.output_mean + self.output_scale * (centre + scale * y)
 
+    def params(self, y: Tensor) -> Tensor:
+        """Answers (..., O) or (..., O, P) about numbers, as parameters (..., O, P)."""
+        return y.unsqueeze(-1) if self.config.head == "point" else y
+
     def pooled(self, y: Tensor, mask: Tensor) -> Tensor:
         """The answer (B, O) of whole series to y (B, T, O), over real steps: the last one, or their mean."""
         return mean(y, mask) if self.config.pooling == "mean" else last(y, mask)

@@ -46,15 +46,12 @@ class Track(NamedTuple):
     breaks: np.ndarray | None = None  # places in `at` before which an origin begins
 
 
-def draw(
-    answers: Answers, rows: np.ndarray, panel: Panel, values: np.ndarray, names: Sequence[str], head: Head, out: Path
-) -> list[Path]:
+def draw(answers: Answers, panel: Panel, values: np.ndarray, names: Sequence[str], head: Head, out: Path) -> list[Path]:
     """Both pictures in the directory `out`; without horizons, as of a regression, or where no channel has several
     distances, that of the predictions alone.
 
     Args:
         answers: What was forecast; at least one.
-        rows: (N,) the panel's step of each.
         panel: The series.
         values: (steps of the panel, O) what is predicted, NaN where it was not observed.
         names: (O) of the outputs.
@@ -63,14 +60,12 @@ def draw(
     """
     out.mkdir(parents=True, exist_ok=True)
     unit = panel.clock.unit
-    drawn = [draw_forecasts(tracks(answers, rows, panel, values, names, head), out / FORECASTS, unit)]
+    drawn = [draw_forecasts(tracks(answers, panel, values, names, head), out / FORECASTS, unit)]
     errors = draw_errors(answers, head, names, out / ERRORS, unit) if answers.horizon.any() else None
     return drawn if errors is None else [*drawn, errors]
 
 
-def tracks(
-    answers: Answers, rows: np.ndarray, panel: Panel, values: np.ndarray, names: Sequence[str], head: Head
-) -> list[Track]:
+def tracks(answers: Answers, panel: Panel, values: np.ndarray, names: Sequence[str], head: Head) -> list[Track]:
     """The last forecasts of a few series, those with most of them: two channels of each, or more of fewer series."""
     pairs, counts = np.unique(np.stack([answers.channel, answers.series]), axis=1, return_counts=True)
     usual = sorted(range(len(counts)), key=lambda i: -counts[i])
@@ -83,7 +78,7 @@ def tracks(
     lines = []
     for channel, series in sorted(pairs[:, one].tolist() for one in chosen):
         place = np.flatnonzero((answers.channel == channel) & (answers.series == series))
-        at, horizon = panel.times[rows[place]], answers.horizon[place]
+        at, horizon = panel.times[answers.row[place]], answers.horizon[place]
         origin = np.round((at - horizon) / (np.median(horizon[horizon > 0]) if horizon.any() else 1.0), 6)
         order = np.lexsort((at, origin))[-_LONGEST:]
         place, at, begins = place[order], at[order], np.flatnonzero(np.diff(origin[order])) + 1

@@ -8,6 +8,7 @@ series, because the values of one series are not independent.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -34,6 +35,7 @@ class Answers(NamedTuple):
     horizon   time from the step at which the question was asked to the value
     gap       time from the channel's last observed value to the value; NaN where none was observed
     scale     the deviation in which each is trained: of the channel, or of its series so far
+    row       the panel's step
     baselines forecasts (N,) by name; where one is NaN, as the last value of a channel never seen, the mean is used
     """
 
@@ -44,6 +46,7 @@ class Answers(NamedTuple):
     horizon: np.ndarray  # (N,)
     gap: np.ndarray  # (N,)
     scale: np.ndarray  # (N,)
+    row: np.ndarray  # (N,) int64
     baselines: Mapping[str, np.ndarray]
 
     def in_own_units(self, head: Head) -> Answers:
@@ -57,10 +60,8 @@ class Answers(NamedTuple):
 
     def chosen(self, index: np.ndarray) -> Answers:
         """Those at `index`, in that order."""
-        return Answers(
-            self.series[index], self.channel[index], self.target[index], self.params[index], self.horizon[index],
-            self.gap[index], self.scale[index], {name: values[index] for name, values in self.baselines.items()},
-        )  # fmt: skip
+        parts: dict[str, Any] = {name: part[index] for name, part in self._asdict().items() if name != "baselines"}
+        return Answers(**parts, baselines={name: values[index] for name, values in self.baselines.items()})
 
     def baseline(self, name: str, chosen: np.ndarray) -> tuple[np.ndarray, float] | None:
         """A baseline's forecasts of the `chosen` (N,) values, and the share of them for which the mean stands in; None
@@ -72,22 +73,28 @@ class Answers(NamedTuple):
         return np.where(absent, self.baselines[MEAN][chosen], values) if absent.any() else values, absent.mean()
 
 
-class Score(NamedTuple):
+@dataclass(frozen=True)
+class Score:
     """Figures by channel, or target of a classification, and predictor: {"hdl": {"model": {"rmse": 0.1}, "mean": ...}}.
 
-    Figures that end in `_low` and `_high` are the ends of an interval over series, `model_minus` is the model's first
-    figure minus the predictor's. `worse` has, by predictor, the channels in which the model is not better than it.
-    `own`: errors are in units of each series' own deviation so far.
+    `loss` is the mean of what training minimises, where the next step alone is asked about; there are no figures where
+    it is not finite. Figures that end in `_low` and `_high` are the ends of an interval over series, `model_minus` is
+    the model's first figure minus the predictor's. `worse` has, by predictor, the channels in which the model is not
+    better than it. `own`: errors are in units of each series' own deviation so far.
     """
 
-    scored: int
-    series: int
-    figures: dict[str, dict[str, dict[str, float]]]
-    worse: dict[str, list[str]]
+    loss: float = np.nan
+    scored: int = 0
+    series: int = 0
+    figures: dict[str, dict[str, dict[str, float]]] = field(default_factory=dict)
+    worse: dict[str, list[str]] = field(default_factory=dict)
     own: bool = False
 
     def as_dict(self) -> dict[str, Any]:
-        return {"scored": self.scored, "series": self.series, "targets": self.figures, "worse": self.worse}
+        return {
+            "loss": self.loss, "scored": self.scored, "series": self.series, "targets": self.figures,
+            "worse": self.worse,
+        }  # fmt: skip
 
     def headline(self) -> str:
         """Whether the model is worth keeping."""
@@ -160,7 +167,7 @@ def score_forecasts(answers: Answers, head: Head, channels: Sequence[str], naive
                 row |= bootstrap.interval("model_minus", model - roots)
                 row |= {"by_mean": absent} if absent else {}
             by_model[who] = row
-    return Score(len(answers.target), len(np.unique(answers.series)), figures, _worse(figures))
+    return Score(np.nan, len(answers.target), len(np.unique(answers.series)), figures, _worse(figures))
 
 
 def score_classes(
@@ -204,7 +211,7 @@ def score_classes(
             row |= bootstrap.interval("model_minus", model - means)
         by_model[who] = row
     figures = {name: by_model}
-    return Score(len(labels), len(np.unique(series)), figures, _worse(figures))
+    return Score(np.nan, len(labels), len(np.unique(series)), figures, _worse(figures))
 
 
 def _worse(figures: Mapping[str, Mapping[str, Mapping[str, float]]]) -> dict[str, list[str]]:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from glissando.backbone import ModelState
 from glissando.errors import DataError
-from glissando.series.asking import step_inputs
+from glissando.series.answers import on_device
 from glissando.series.forecast import SeriesRun
 from glissando.series.live import Live, out_of_order, since
 from glissando.series.panel import Panel
@@ -55,19 +55,16 @@ def observe(
     moment = panel.clock.origins[0]
     gap = 0.0 if live is None else _gap(run, panel, live.moment)
     state: ModelState | None = run.model.init_state(1) if live is None else live.state
-    questions: dict[str, Any] = (
-        {} if horizon is None else {"horizon": horizon.view(1, 1, -1).to(run.model.output_scale)}
-    )
-    if ahead is not None:
-        questions["ahead"] = ahead.unsqueeze(0).unsqueeze(0).to(run.model.output_scale)
+    asked = {
+        "horizon": None if horizon is None else horizon.view(1, 1, -1),
+        "ahead": None if ahead is None else ahead[None, None],
+    }
     if live is None and run.encoding.task == "forecast":  # the step before the first, of what does not vary
-        _, state = run.model(**step_inputs(run.model, steps, torch.tensor([[0]])), state=state)
-        assert state is not None
-    inputs = step_inputs(run.model, steps, torch.tensor([[len(steps.first) - 1]]))
-    inputs["dt"] = torch.full_like(inputs["dt"], gap)
-    y, after = run.model(**inputs, state=state, **questions)
+        _, state = run.model(**on_device(run.model, steps.inputs(torch.tensor([[0]]))), state=state)
+    inputs = steps.inputs(torch.tensor([[len(steps.first) - 1]])) | {"dt": torch.full((1, 1), gap).double()} | asked
+    y, after = run.model(**on_device(run.model, inputs), state=state)
     assert after is not None
-    y = (y.unsqueeze(-1) if run.model.config.head == "point" and not run.encoding.classes else y)[0, 0].cpu()
+    y = (y if run.encoding.classes else run.model.params(y))[0, 0].cpu()
     if not averages(run):
         return y, Live(after, moment)
     total = y if live is None or live.features is None else live.features + y

@@ -19,8 +19,9 @@ from glissando.config import from_dict, to_dict
 from glissando.errors import InputError, RunError
 from glissando.mixers import Context
 from glissando.runs import Run, require_replaceable
-from glissando.series.history import Past, at, nothing
+from glissando.series.history import Past, nothing
 from glissando.series.panel import Clock
+from glissando.state import map_state
 from glissando.storage import publishing
 
 
@@ -108,7 +109,7 @@ class TableModel(Backbone, ABC):
                 raise
             h, after = self._finished(h, inner, state, inputs, ctx, order)
         if after is not None and known is not None:
-            after = ModelState(after.position, after.depth, at(known, -1))
+            after = ModelState(after.position, after.depth, map_state(lambda part: part[:, -1], known))
         return h, after
 
     def _set_buffers(self, values: Mapping[str, Any]) -> None:

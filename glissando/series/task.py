@@ -6,22 +6,25 @@ from collections.abc import Mapping
 from dataclasses import field
 from typing import Annotated, Any, ClassVar, NamedTuple
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 
 from glissando.config import options, recorded
 from glissando.errors import ConfigError
 from glissando.runs import Run
-from glissando.series.answers import Scored, advance, answers, call, classified, measure, measured, standard
+from glissando.series.answers import advance, answers, call, classified, measure, measured, standard
 from glissando.series.batches import Batch, Scales, Steps, Windows, require_near, scales
-from glissando.series.history import Past, by_own_past
+from glissando.series.history import by_own_past
 from glissando.series.inspection import FAR, robust
 from glissando.series.model import SeriesConfig, SeriesModel
 from glissando.series.options import SeriesData
 from glissando.series.panel import Encoding, Panel, parts
 from glissando.series.reading import read_panel
+from glissando.series.scores import Score
 from glissando.series.shrinkage import shares, shrunk
 from glissando.series.tables import listed
+from glissando.state import map_state
 from glissando.training.table import TableRunConfig, TableTask, with_sizes
 from glissando.training.task import Loss
 
@@ -116,19 +119,19 @@ class SeriesTask(TableTask):
         return Loss(total, int(count), state=state)
 
     def _scored(self, model: SeriesModel, stride: int) -> dict[str, float]:
-        figures = self._scores(model, stride)
-        row = {"valid_loss": figures.loss}
-        for target, by_predictor in figures.score.figures.items():
+        score = self._scores(model, stride)
+        row = {"valid_loss": score.loss}
+        for target, by_predictor in score.figures.items():
             row |= {f"valid_{figure}/{target}": value for figure, value in by_predictor["model"].items()}
         return {name: value for name, value in row.items() if name == "valid_loss" or name in self.columns}
 
-    def _scores(self, model: SeriesModel, stride: int) -> Scored:
+    def _scores(self, model: SeriesModel, stride: int) -> Score:
         """The score of the model, of a forecast with the share of its network that is fitted here."""
         if self.encoding.classes:
             return classified(model, self.prepared.valid, self.encoding, stride)
         if model.config.forecast:
             model.share.fill_(1)
-        forecast, _ = answers(model, self.prepared.valid, stride)
+        forecast = answers(model, self.prepared.valid, stride)
         if model.config.forecast and bool(forecast.params.isfinite().all()):
             share = shares(forecast, model.distribution, len(model.share))
             forecast = shrunk(forecast, model.distribution, share)
@@ -144,14 +147,14 @@ class SeriesTask(TableTask):
 
     def _measured(self, model: SeriesModel, run: Run) -> dict[str, Any]:
         prepared = self.prepared
-        self.found = measure(model, prepared.valid, prepared.panel, self.encoding, prepared.train.steps, run.path)
-        best = self.found.as_dict()
+        self.best = measure(model, prepared.valid, prepared.panel, self.encoding, prepared.train.steps, run.path)
+        best = self.best.as_dict()
         if model.config.forecast:
             best["share"] = dict(zip(self.encoding.target, model.share.tolist(), strict=True))
         return best
 
     def _results(self, best: Mapping[str, Any]) -> list[str]:
-        share, lines = best.get("share"), [self.found.score.table()]
+        share, lines = best.get("share"), [self.best.table()]
         if share is not None and not any(share.values()):
             lines.insert(0, "THE NETWORK ADDS NOTHING to the linear anchor, which the model is: train on more data.")
         elif share is not None:
@@ -188,19 +191,22 @@ def build(options: Mapping[str, Any], prepared: Prepared) -> SeriesModel:
 def fit_anchor(model: SeriesModel, train: Windows) -> None:
     """Solve for the anchor by all questions of an epoch, without those of which an answer, or what is known, is beyond
     FAR robust deviations: the square of one such value would outweigh all others."""
-    steps, asked = train.steps, train.asked()
-    known = Past(*(part[asked.at].unsqueeze(0) for part in steps.known))
+    steps, batch = train.steps, train.batch(np.arange(len(train)), 0)
+    assert batch.target is not None
+    use = batch.mask.unsqueeze(-1) & ~batch.target.isnan().all(-1)  # questions that have an answer
+    at, ahead = batch.index.unsqueeze(-1).expand_as(use)[use], batch.inputs.get("ahead")
+    known, series = map_state(lambda part: part[at].unsqueeze(0), steps.known), steps.series[at]
     middle, reach = (torch.from_numpy(part) for part in robust(((steps.values - steps.centre) / steps.scale).numpy()))
     reach, read = FAR * reach, by_own_past(known, None if model.law is None else model.law.double().cpu()).known
     far = [((part - middle).abs() > reach) & known.ever for part in (read.value, read.mean)]
-    centre, scale = (part[asked.at][:, train.targets] for part in (steps.centre, steps.scale))
-    target = (asked.target - centre) / scale
+    centre, scale = (part[at][:, train.targets] for part in (steps.centre, steps.scale))
+    target = (batch.target[use] - centre) / scale
     wrong = (far[0] | far[1]).any(-1)[0, :, None] | ((target - middle[train.targets]).abs() > reach[train.targets])
     model.fit_anchor(
         known,
-        (asked.horizon / model.time_scale.double().cpu()).unsqueeze(0),
+        (batch.inputs["horizon"][use] / model.time_scale.double().cpu()).unsqueeze(0),
         target.masked_fill(wrong, torch.nan).unsqueeze(0),
-        steps.static[steps.series[asked.at]],
-        steps.static_codes[steps.series[asked.at]],
-        None if asked.ahead is None else asked.ahead.unsqueeze(0),
+        steps.static[series],
+        steps.static_codes[series],
+        None if ahead is None else ahead[use].unsqueeze(0),
     )
