@@ -17,8 +17,7 @@ from glissando.errors import ConfigError, DataError, RunError
 from glissando.series.answers import answers, logits, naive_errors
 from glissando.series.asking import ask, draw_paths, origins_of, rolling_answers
 from glissando.series.evaluation import evaluate
-from glissando.series.forecast import SeriesRun, predict, probabilities, write_table
-from glissando.series.future import ahead_of
+from glissando.series.forecast import SeriesRun, ahead_of, predict, probabilities, write_table
 from glissando.series.options import SeriesData
 from glissando.series.scores import ANCHOR, LAST, MEAN, SEASON, score_forecasts
 from glissando.series.stream import observe
@@ -166,7 +165,7 @@ def test_known_future_columns_are_needed_at_every_time(run: SeriesRun) -> None:
     with pytest.raises(DataError, match="frame row 4, column 'hour': the value is missing"):
         predict(run, panel, "4h", future=blank)
     twice = pandas.concat([future, future.iloc[[2]].assign(hour=25)])
-    with pytest.raises(DataError, match="frame row 9 has the series and the time of row 3, and other values of hour"):
+    with pytest.raises(DataError, match=r"frame row 9, column 'hour': .* is 25, and in row 3 it is"):
         predict(run, panel, "4h", future=twice)
     predict(run, panel, "4h", future=pandas.concat([future, future]))
     assert not np.allclose(

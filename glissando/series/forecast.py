@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -11,19 +12,22 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from glissando.errors import ConfigError, NotFiniteError, RunError
+from glissando.errors import ConfigError, DataError, NotFiniteError, RunError
 from glissando.sampling import require_seed
 from glissando.series.answers import outputs
 from glissando.series.asking import ask, draw_paths
 from glissando.series.batches import Floats, Scales, Steps, require_near, scales_of
-from glissando.series.future import ahead_of
 from glissando.series.model import SeriesModel
 from glissando.series.options import SeriesData
 from glissando.series.panel import Encoding, Panel
 from glissando.series.reading import read_panel
 from glissando.series.table_model import TableRun
+from glissando.series.tables import read_table
 from glissando.series.task import windows_of
 from glissando.storage import write_atomic
+
+#: roundings of float64 by which a time of a known-future column may differ
+_ROUNDINGS = 4 * np.finfo(np.float64).eps
 
 
 @dataclass(frozen=True)
@@ -210,6 +214,53 @@ def probabilities(run: SeriesRun, panel: Panel) -> Floats:
     logits = _answers(run, panel)
     _require_finite(logits)
     return np.asarray(logits.softmax(-1).numpy())
+
+
+def ahead_of(data: SeriesData, encoding: Encoding, panel: Panel, after: Floats, source: Any) -> Floats:
+    """(S, J, U) the columns of encoding.future, `after` (J,) each series' last step.
+
+    Args:
+        data: How the panel was read.
+        encoding: Names of the columns.
+        panel: The series.
+        after: (J,) times since the last step, in the panel's unit.
+        source: File or frame with a row for each series and time. Without a column of groups, its rows are of every
+            series; without one of times, row j is the j-th row after a series' last.
+
+    Raises DataError for a column or a time that is missing, and for a value that is none.
+    """
+    table, names = read_table(source, data), encoding.future
+    data = replace(
+        data, group=data.group if data.group in table.columns else None, columns=names, channel=None, value=None,
+        categorical=[], static=[], static_path=None, future=[], target=[], task=None, label=None,
+    )  # fmt: skip
+    known, _ = read_panel(data, table, Encoding(columns=names, time_form=encoding.time_form, unit=encoding.unit))
+    made, index = np.empty((len(panel.names), len(after), len(names))), {n: s for s, n in enumerate(known.names)}
+    for s, (name, last) in enumerate(zip(panel.names, panel.times[panel.starts[1:] - 1], strict=True)):
+        since, asked, first = np.empty(0), last + after, 0
+        roundings, origin = asked, panel.clock.origins[s]
+        if (of := index.get(name if data.group else "")) is not None:
+            first, start = known.starts[of], known.clock.origins[of]
+            offset = last + 1 if data.time is None else float(Decimal(str(start)) - Decimal(str(origin)))
+            offset /= 1e9 if encoding.time_form == "date" else 1
+            since = known.times[first : known.starts[of + 1]] + offset
+            if not isinstance(start, int | np.integer):  # what was computed with fractions is rounded as its size is
+                roundings = asked + abs(float(start))
+        place = np.searchsorted((since[1:] + since[:-1]) / 2, asked)  # the nearest of each
+        near = np.abs(since[place] - asked) <= _ROUNDINGS * roundings if len(since) else asked < 0
+        if not near.all():
+            written = panel.clock.written([s], [last + after[np.argmin(near)]])[0]
+            of_group = f" of {data.group} {name!r}" if data.group else ""
+            raise DataError(
+                f"{table.source} has no row{of_group} at {data.time or 'step'} {written}, which is forecast: add it"
+            )
+        made[s] = known.values[first + place]
+        for j, column in np.argwhere(np.isnan(made[s]))[:1]:
+            raise DataError(
+                f"{known.place(first + place[j])}, column {names[column]!r}: the value is missing, and is needed "
+                "there: fill it in"
+            )
+    return made
 
 
 def _answers(run: SeriesRun, panel: Panel) -> Tensor:
