@@ -16,10 +16,9 @@ import glissando
 from glissando.errors import ConfigError, RunError
 from glissando.mixers import MIXERS, ContextError
 from glissando.model import LanguageModel
-from glissando.series import SeriesModel, last
+from glissando.series import SeriesModel
 from glissando.series.anchor import Anchor, Facts
 from glissando.series.history import Past, history
-from glissando.series.model import mean
 from glissando.state import leaves
 
 SMALL = {"inputs": 3, "outputs": 2, "hidden_size": 16, "depth": {"layers": 2}}
@@ -365,12 +364,12 @@ def test_a_dial_needs_a_flow():
         (lambda m, x: m(x[:, :0]), r"x must be .*\(2, 0, 3\)"),
         (lambda m, x: m(x.long()), "floating-point numbers, got .* torch.int64"),
         (lambda m, x: m(x.float()), r"x is torch.float32 and the model torch.float64: use"),
-        (lambda m, x: m(x, dt=torch.ones(2, 3)), r"dt must be .* the shape of the steps of x \(2, 4\), got \(2, 3\)"),
+        (lambda m, x: m(x, dt=torch.ones(2, 3)), r"dt must be .* \(2, 4\) for x .* got \(2, 3\)"),
         (lambda m, x: m(x, mask=torch.ones(2, 4)), "mask must be bool"),
         (lambda m, x: m(x, dt=-torch.ones(2, 4).double()), "dt is a duration and cannot be negative"),
         (lambda m, x: m(x, dt=torch.full((2, 4), float("nan"))), r"dt is .* must be finite, got nan at \[0, 0\]"),
         (lambda m, x: m(x, dt=torch.ones(2, 4, dtype=torch.bool)), "a real number for each step; got torch.bool"),
-        (lambda m, x: m(x, dt=1.0), r"dt must be a tensor of the shape of the steps of x \(2, 4\), got a float"),
+        (lambda m, x: m(x, dt=1.0), r"dt must be a tensor \(2, 4\) for x .* got a float"),
         (lambda m, x: m(x, observed=torch.ones(2, 4, 3)), "observed must be bool, True where a value was observed"),
         (lambda m, x: m(x, observed=x[..., :2] > 0), r"observed must be a tensor \(2, 4, 3\) for x .*got \(2, 4, 2\)"),
         (lambda m, x: m(x, horizon=torch.ones(2, 4, 1)), "horizon was given, .* of the step itself"),
@@ -426,11 +425,16 @@ def test_a_language_model_and_a_series_model_share_their_backbone():
     assert_close(series(hot)[0], language(ids)[0], "what both say", 1e-5)
 
 
-def test_the_last_real_step():
+@pytest.mark.parametrize(
+    ("pooling", "expected"),
+    [("last", [[2.0, 3.0], [14.0, 15.0], [16.0, 17.0]]), ("mean", [[1.0, 2.0], [12.0, 13.0], [16.0, 17.0]])],
+)
+def test_whole_series_are_answered_over_real_steps(pooling, expected):
     y = torch.arange(24.0).view(3, 4, 2)
-    mask = torch.tensor([[1, 1, 0, 0], [0, 1, 0, 1], [1, 0, 1, 0]]).bool()
-    assert last(y).tolist() == y[:, 3].tolist()
-    assert last(y, mask).tolist() == [y[0, 1].tolist(), y[1, 3].tolist(), y[2, 2].tolist()]
+    mask = torch.tensor([[1, 1, 0, 0], [0, 1, 0, 1], [1, 0, 0, 0]]).bool()
+    y[~mask] = torch.nan
+    model = SeriesModel.from_config({**SMALL, "pooling": pooling})
+    assert model.pooled(y, mask).tolist() == expected
 
 
 def test_a_series_is_classified_whatever_its_padding():
@@ -438,21 +442,7 @@ def test_a_series_is_classified_whatever_its_padding():
     x = torch.randn(1, 5, 3).double()
     padded = torch.cat([torch.randn(1, 2, 3), x, torch.randn(1, 3, 3)], 1)
     mask = torch.tensor([[False] * 2 + [True] * 5 + [False] * 3])
-    assert_close(last(model(padded, mask=mask)[0], mask), last(model(x)[0]), "logits")
-
-
-def test_the_mean_over_real_steps():
-    y = torch.arange(24.0).view(3, 4, 2)
-    mask = torch.tensor([[1, 1, 0, 0], [0, 1, 0, 1], [1, 0, 0, 0]]).bool()
-    y[~mask] = torch.nan
-    assert mean(y, mask).tolist() == [[1.0, 2.0], [12.0, 13.0], [16.0, 17.0]]
-
-
-def test_no_last_step_of_nothing():
-    with pytest.raises(ValueError, match=r"rows \[1\] of the mask have no real step"):
-        last(torch.zeros(2, 3, 1), torch.tensor([[True] * 3, [False] * 3]))
-    with pytest.raises(ValueError, match=r"mask must be \(2, 3\) bool.*float32"):
-        last(torch.zeros(2, 3, 1), torch.ones(2, 3))
+    assert_close(model.pooled(model(padded, mask=mask)[0], mask), model(x)[0][:, -1], "logits")
 
 
 @pytest.mark.parametrize("init", ["scaled", "torch", "xavier", "blind"])

@@ -19,7 +19,6 @@ _HOMES = {
     "SeriesConfig": "model",
     "SeriesData": "options",
     "SeriesModel": "model",
-    "last": "model",
     "read_panel": "reading",
 }
 __all__ = sorted(_HOMES)
@@ -29,7 +28,6 @@ if TYPE_CHECKING:
     from glissando.series.estimators import Forecaster as Forecaster
     from glissando.series.model import SeriesConfig as SeriesConfig
     from glissando.series.model import SeriesModel as SeriesModel
-    from glissando.series.model import last as last
     from glissando.series.options import SeriesData as SeriesData
     from glissando.series.panel import Panel as Panel
     from glissando.series.reading import read_panel as read_panel

@@ -199,9 +199,8 @@ class SeriesModel(TableModel):
             InputError: A shape does not fit, or the state belongs to another model.
             ContextError: The model does not accept one of the signals mask and control.
         """
-        self._require_steps(x, dt)
         self._require_parts(
-            x, observed=observed, horizon=horizon, codes=codes, static=static, static_codes=static_codes,
+            x, observed=observed, dt=dt, horizon=horizon, codes=codes, static=static, static_codes=static_codes,
             future=future, ahead=ahead,
         )  # fmt: skip
         self._check(x, state, Context(mask, None, control, donate, memo))
@@ -272,8 +271,12 @@ class SeriesModel(TableModel):
         return y.unsqueeze(-1) if self.config.head == "point" else y
 
     def pooled(self, y: Tensor, mask: Tensor) -> Tensor:
-        """The answer (B, O) of whole series to y (B, T, O), over real steps: the last one, or their mean."""
-        return mean(y, mask) if self.config.pooling == "mean" else last(y, mask)
+        """The answer (B, O) of whole series to y (B, T, O), over the real steps of a mask (B, T) that has some in each
+        row: the last one, or their mean."""
+        if self.config.pooling == "mean":
+            return torch.where(mask.unsqueeze(-1), y, 0).sum(1) / mask.sum(1, keepdim=True)
+        index = mask.shape[1] - 1 - mask.flip(1).to(torch.uint8).argmax(1)
+        return y[torch.arange(len(y), device=y.device), index]
 
     # ------------------------------------------------------------------ parts
 
@@ -330,9 +333,10 @@ class SeriesModel(TableModel):
             return None
         return 0.5 + gaps.log1p() if self.config.dt == "log" else gaps
 
-    def _require_steps(self, x: Tensor, dt: Tensor | None) -> None:
-        """Raise InputError for what is no x, or no dt of it."""
-        size = self.config.inputs
+    def _require_parts(self, x: Tensor, **parts: Tensor | None) -> None:
+        """Raise InputError for what is no x, and for a part that is missing, is not the model's, or has another shape
+        or type."""
+        config, size, horizon = self.config, self.config.inputs, parts["horizon"]
         if not isinstance(x, Tensor):
             raise InputError(f"x must be a tensor (batch, time, {size}), got a {type(x).__name__}; use torch.tensor(x)")
         if x.ndim != 3 or x.shape[1] == 0 or x.shape[2] != size or not x.is_floating_point():
@@ -344,19 +348,11 @@ class SeriesModel(TableModel):
             raise InputError(
                 f"x is {x.dtype} and the model {self.entry.weight.dtype}: use x.to(...), or model.double()"
             )
-        if dt is None:
-            return
-        if not isinstance(dt, Tensor) or dt.shape != x.shape[:2]:
-            shape = tuple(dt.shape) if isinstance(dt, Tensor) else f"a {type(dt).__name__}"
-            raise InputError(f"dt must be a tensor of the shape of {self._inputs} {tuple(x.shape[:2])}, got {shape}")
-        require_time(dt)
-
-    def _require_parts(self, x: Tensor, **parts: Tensor | None) -> None:
-        """Raise InputError for a part that is missing, is not the model's, or has another shape or type."""
-        config, (batch, length, channels), horizon = self.config, x.shape, parts["horizon"]
+        batch, length, _ = x.shape
         questions = -1 if not isinstance(horizon, Tensor) or horizon.ndim != 3 else horizon.shape[2]
         shapes = {
-            "observed": (batch, length, channels),
+            "observed": (batch, length, size),
+            "dt": (batch, length),
             "horizon": (batch, length, questions) if config.forecast else None,
             "codes": (batch, length, len(config.categories)) if config.categories else None,
             "static": (batch, config.static) if config.static else None,
@@ -369,28 +365,6 @@ class SeriesModel(TableModel):
         require_shapes(parts, shapes, needed, f"x {tuple(x.shape)}", why)
         if (observed := parts["observed"]) is not None and observed.dtype != torch.bool:
             raise InputError(f"observed must be bool, True where a value was observed, got {observed.dtype}")
-        if horizon is not None:
-            require_time(horizon, "horizon")
-
-
-def last(y: Tensor, mask: Tensor | None = None) -> Tensor:
-    """y (B, T, O) at the last real step of each row -> (B, O): what a classifier of whole series reads.
-
-    Raises ValueError for a mask (B, T) that does not fit, is not bool, or has a row without any real step.
-    """
-    if mask is None:
-        return y[:, -1]
-    if mask.shape != y.shape[:2] or mask.dtype != torch.bool:
-        raise ValueError(
-            f"mask must be {tuple(y.shape[:2])} bool for y {tuple(y.shape)}, got {tuple(mask.shape)} {mask.dtype}"
-        )
-    empty = (~mask.any(1)).nonzero().flatten().tolist()
-    if empty:
-        raise ValueError(f"rows {empty} of the mask have no real step, and so no last one; leave these rows out")
-    index = mask.shape[1] - 1 - mask.flip(1).to(torch.uint8).argmax(1)
-    return y[torch.arange(len(y), device=y.device), index]
-
-
-def mean(y: Tensor, mask: Tensor) -> Tensor:
-    """The mean of y (B, T, O) over the real steps of each row -> (B, O), by a mask (B, T) that has some in each."""
-    return torch.where(mask.unsqueeze(-1), y, 0).sum(1) / mask.sum(1, keepdim=True)
+        for name in ("dt", "horizon"):
+            if (times := parts[name]) is not None:
+                require_time(times, name)
