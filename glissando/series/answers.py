@@ -81,10 +81,10 @@ def standard(model: SeriesModel, y: Tensor, batch: Batch) -> tuple[Tensor, Tenso
 @torch.no_grad()
 def outputs(model: SeriesModel, windows: Windows, stride: int = 1) -> tuple[Tensor, Tensor]:
     """Every answer of the windows, or of one of `stride`: its step (G,), the first of a whole series, and what it is,
-    float64: (G, O) or (G, O, P), of a forecast about the next step."""
+    (G, O) or (G, O, P), of a forecast about the next step."""
     parts: list[tuple[Tensor, Tensor]] = []
     for batch in windows.scoring(stride):
-        y = call(model, batch).cpu().double()
+        y = call(model, batch).cpu()
         y = y if windows.targets is None else y[:, :, 0]
         parts.append((batch.index[:, 0], y) if windows.whole else (batch.index[batch.mask], y[batch.mask]))
     at, y = (torch.cat(part) for part in zip(*parts, strict=True))
@@ -98,7 +98,7 @@ def logits(model: SeriesModel, windows: Windows, stride: int = 1) -> tuple[Tenso
     labels = torch.full_like(at, -1) if steps.labels is None else steps.labels[series if windows.whole else at]
     known = labels >= 0
     _require_scored(bool(known.any()), "every label is missing")
-    return y[known], labels[known], series[known], steps.row[at[known]]
+    return y[known].double(), labels[known], series[known], steps.row[at[known]]
 
 
 def _require_scored(is_some: bool, why: str) -> None:
@@ -115,7 +115,7 @@ def answers(model: SeriesModel, windows: Windows, stride: int = 1) -> Answers:
     if windows.targets is not None:
         real = steps.row[at] >= 0
         return answers_of(model, steps, at[real], at[real] + 1, model.params(y[real]))
-    target = torch.full_like(y, torch.nan) if steps.target is None else steps.target[at]
+    target = torch.full(y.shape[:2], torch.nan).double() if steps.target is None else steps.target[at]
     mean, scale = (part.double().cpu().expand_as(target) for part in (model.output_mean, model.output_scale))
     nowhere = torch.full_like(target, torch.nan)
     return _joined(steps, at, target, model.params(y), torch.zeros(len(at)).double(), nowhere, scale, {MEAN: mean})
@@ -164,7 +164,7 @@ def _joined(
     _require_scored(len(rows) > 0, "every series has a single step, or no value of the target")
     place = about[rows]
     return Answers(
-        steps.series[place].numpy(), channels.numpy(), target[rows, channels].numpy(), params[rows, channels],
+        steps.series[place].numpy(), channels.numpy(), target[rows, channels].numpy(), params[rows, channels].double(),
         horizon[rows].numpy(), gap[rows, channels].numpy(), scale[rows, channels].numpy(), steps.row[place].numpy(),
         {name: each[rows, channels].numpy() for name, each in baselines.items()},
     )  # fmt: skip

@@ -71,17 +71,14 @@ def ask(
         ahead: (M, J, U) known-future columns at the times that are asked about.
         window: Number of steps that are read before a question.
     """
-    answer: Tensor | None = None
     begins = np.flatnonzero(steps.first.numpy())
     lengths = np.minimum(at - begins[np.searchsorted(begins, at, side="right") - 1] + 1, window)
+    size = model.distribution.size(1)
+    answer = torch.empty(*horizon.shape, len(model.config.targets), size, dtype=torch.float64)
     for chosen in track(by_length(lengths, _AT_ONCE), "forecasting", unit="batches"):
-        rows = torch.from_numpy(chosen)
         state, inputs = read(model, steps, at[chosen], window)
-        y, _ = _answer(model, state, inputs, horizon[rows], None if ahead is None else ahead[rows])
-        if answer is None:
-            answer = torch.empty(len(at), *y.shape[1:], dtype=torch.float64)
-        answer[rows] = y.double().cpu()
-    assert answer is not None, "nothing was asked"
+        y, _ = _answer(model, state, inputs, horizon[chosen], None if ahead is None else ahead[chosen])
+        answer[chosen] = y.double().cpu()
     return answer
 
 
@@ -168,9 +165,8 @@ def rolling_answers(
         time, first = steps.time.numpy(), np.flatnonzero(steps.first.numpy())
         ends = np.r_[first[1:], len(time)][np.searchsorted(first, at, side="right") - 1]
         limit = (time[at] + horizon) * (1 + 1e-12)
-        until = np.array(
-            [a + 1 + np.searchsorted(time[a + 1 : e], x, side="right") for a, e, x in zip(at, ends, limit, strict=True)]
-        )
+        spans = zip(at + 1, ends, limit, strict=True)
+        until = np.array([a + np.searchsorted(time[a:e], x, side="right") for a, e, x in spans])
     about = at[:, None] + 1 + np.arange(int((until - at).max()) - 1)
     real = about < until[:, None]
     about = np.where(real, about, at[:, None])

@@ -188,7 +188,7 @@ class Classifier(_Estimator):
             if len(np.unique(labels)) < 2:
                 raise InputError(f"y has one class, {tables.plain(labels[0])}: a classification needs two")
             columns = [name for name in X.columns if name.startswith("x")]
-            data |= _ARRAY | {"label": "series", "target": ["class"], "columns": columns}
+            data |= {"group": "series", "label": "series", "target": ["class"], "columns": columns}
         elif self.target is None:
             raise ConfigError("the column of classes is not named: give Classifier(target=...), or fit(X, y) an array")
         run: SeriesRun = self._train({"data": data}, X)
@@ -219,7 +219,8 @@ class Classifier(_Estimator):
     def _of_arrays(self) -> bool:
         """Whether it was fitted with arrays."""
         run = self._fitted()
-        return run.data.group == _ARRAY["group"] and run.encoding.columns == _channels(len(run.encoding.columns))
+        channels = run.encoding.columns
+        return run.data.group == "series" and channels == [f"x{k}" for k in range(len(channels))]
 
     def _arrays(self, X: Any) -> Any:
         """Arrays like those of `fit`, as a frame. Raises InputError for another number of channels."""
@@ -244,15 +245,6 @@ class Classifier(_Estimator):
         return float((probabilities(run, panel).argmax(-1) == panel.labels)[known].mean())
 
 
-#: the columns of an array's frame; each row is a step
-_ARRAY: dict[str, Any] = {"group": "series"}
-
-
-def _channels(number: int) -> list[str]:
-    """The columns of the channels of an array's frame."""
-    return [f"x{k}" for k in range(number)]
-
-
 def _names_of(y: np.ndarray) -> np.ndarray:
     """The names (n,) that a run has for classes, empty for missing ones: 1, 1.0 and "1" have one."""
     import pandas
@@ -262,7 +254,8 @@ def _names_of(y: np.ndarray) -> np.ndarray:
 
 
 def _framed(X: Any, y: np.ndarray | None = None) -> Any:
-    """An array (n, K, T), or (n, T), or a list of n arrays (K, T_i), as a frame with a row for each series and step.
+    """An array (n, K, T), or (n, T), or a list of n arrays (K, T_i), as a frame with a row for each series and step:
+    its columns are series, x0, x1, ... and class.
 
     Raises InputError for others.
     """
@@ -270,25 +263,6 @@ def _framed(X: Any, y: np.ndarray | None = None) -> Any:
 
     if hasattr(X, "toarray"):
         raise InputError("X is a sparse matrix, and sparse input is not supported: give X.toarray()")
-    series = _list_of_series(X)
-    if y is not None and y.shape != (len(series),):
-        raise InputError(f"X has {len(series)} series with the classes {y.shape}: give a class for each series, (n,)")
-    channels = len(series[0]) if series else 0
-    if other := [number for number, each in enumerate(series) if len(each) != channels]:
-        raise InputError(
-            f"X[{other[0]}] has {len(series[other[0]])} channels, and X[0] has {channels}: give arrays (channels, time)"
-        )
-    lengths = [each.shape[1] for each in series]
-    values = np.concatenate(series, 1) if series else np.empty((0, 0))
-    made: dict[str, np.ndarray] = {"series": np.repeat(np.arange(len(series)), lengths)}
-    made |= dict(zip(_channels(channels), values, strict=True))
-    if y is not None:
-        made["class"] = np.repeat(y, lengths)
-    return pandas.DataFrame(made)
-
-
-def _list_of_series(X: Any) -> list[np.ndarray]:
-    """n arrays (K, T_i) of float64."""
     is_list = isinstance(X, list | tuple) and all(np.ndim(each) == 2 for each in X)
     parts = [np.asarray(each) for each in X] if is_list else [np.asarray(X)]
     if any(map(np.iscomplexobj, parts)):
@@ -300,4 +274,15 @@ def _list_of_series(X: Any) -> list[np.ndarray]:
         )
     if not is_list:
         parts = list(parts[0] if parts[0].ndim == 3 else parts[0][:, None])
-    return [each.astype(np.float64) for each in parts]
+    series = [each.astype(np.float64) for each in parts]
+    if y is not None and y.shape != (len(series),):
+        raise InputError(f"X has {len(series)} series with the classes {y.shape}: give a class for each series, (n,)")
+    channels = len(series[0]) if series else 0
+    if other := [number for number, each in enumerate(series) if len(each) != channels]:
+        raise InputError(
+            f"X[{other[0]}] has {len(series[other[0]])} channels, and X[0] has {channels}: give arrays (channels, time)"
+        )
+    lengths = [each.shape[1] for each in series]
+    values = np.concatenate(series, 1) if series else np.empty((0, 0))
+    made = {"series": np.repeat(np.arange(len(series)), lengths)} | {f"x{k}": row for k, row in enumerate(values)}
+    return pandas.DataFrame(made if y is None else {**made, "class": np.repeat(y, lengths)})

@@ -106,7 +106,13 @@ def require_answerable(
         if encoding.task != "forecast":
             raise ConfigError(f"the model's task is {encoding.task}, which has no horizon: leave horizon and every out")
         run.horizons(horizon, every)
-        _require_future(encoding, future)
+        if encoding.future and future is None:
+            raise ConfigError(
+                f"the model reads {', '.join(encoding.future)}, which are known in advance: name the table that has "
+                "them at the times to forecast with --future FILE"
+            )
+        if future is not None and not encoding.future:
+            raise ConfigError("the model reads no known-future columns (data.future): leave --future out")
     else:
         unused = {"every": every, "samples": samples or None, "future": future}
         for name in (name for name, value in unused.items() if value is not None):
@@ -122,16 +128,6 @@ def require_answerable(
         head.quantile(params, quantiles)
     if samples:
         head.sample(params, 1)
-
-
-def _require_future(encoding: Encoding, future: Any) -> None:
-    if encoding.future and future is None:
-        raise ConfigError(
-            f"the model reads {', '.join(encoding.future)}, which are known in advance: name the table that has "
-            "them at the times to forecast with --future FILE"
-        )
-    if future is not None and not encoding.future:
-        raise ConfigError("the model reads no known-future columns (data.future): leave --future out")
 
 
 def predict(
@@ -266,7 +262,7 @@ def ahead_of(data: SeriesData, encoding: Encoding, panel: Panel, after: Floats, 
 def _answers(run: SeriesRun, panel: Panel) -> Tensor:
     """What the model answers about each step, or each series, in their order."""
     at, y = outputs(run.model, windows_of(panel, run.data, run.encoding, run.scales))
-    return y[at.argsort()]
+    return y[at.argsort()].double()
 
 
 def _require_finite(answers: Tensor) -> None:

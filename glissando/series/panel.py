@@ -203,7 +203,7 @@ class StepTable:
         """The series with these indices, in this order, or the first `lengths` steps of each."""
         chosen = np.asarray(chosen, np.int64)
         lengths = self.lengths[chosen] if lengths is None else np.asarray(lengths)
-        starts = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
+        starts = np.r_[0, np.cumsum(lengths)]
         steps = np.arange(starts[-1]) + np.repeat(self.starts[chosen] - starts[:-1], lengths)
         per_series = self.of_series()
         parts = {n: part for n, part in vars(self).items() if isinstance(part, np.ndarray) and n != "starts"}
@@ -241,13 +241,15 @@ def parts(panel: Panel, data: SeriesData) -> tuple[Panel, Panel]:
 
     Raises ConfigError for a split that leaves nothing on a side, DataError for a held-out class without an example.
     """
-    split = data.split or ("series" if len(panel.names) > 1 else "future")
-    train, valid, line = (_by_series if split == "series" else _by_time)(panel, data)
+    if (data.split or ("series" if len(panel.names) > 1 else "future")) == "series":
+        chosen, line = held_series(len(panel.names), data)
+        train, valid = panel.choose(np.flatnonzero(~chosen)), panel.choose(np.flatnonzero(chosen))
+    else:
+        train, valid, line = _by_time(panel, data)
     if train.labels is not None and valid.labels is not None:
         known = np.unique(train.labels[train.labels >= 0])
-        strange = np.flatnonzero((valid.labels >= 0) & ~np.isin(valid.labels, known))
-        if strange.size:
-            row = strange[0] if len(valid.labels) == len(valid.times) else valid.starts[strange[0]]
+        for strange in np.flatnonzero((valid.labels >= 0) & ~np.isin(valid.labels, known))[:1]:
+            row = strange if len(valid.labels) == len(valid.times) else valid.starts[strange]
             raise DataError(
                 f"{valid.place(row)}: the class of {data.target[0]} there is among the held-out ones alone: hold "
                 "other series out with data.seed or data.valid_path, or leave it out"
@@ -279,11 +281,6 @@ def held_series(count: int, data: TableData) -> tuple[np.ndarray, str]:
     chosen = np.zeros(count, bool)
     chosen[np.random.default_rng(data.seed).permutation(count)[:n_valid]] = True
     return chosen, f"held out: {n_valid:,} of {count:,} series, chosen by --data.seed {data.seed} (--data.split series)"
-
-
-def _by_series(panel: Panel, data: SeriesData) -> tuple[Panel, Panel, str]:
-    chosen, line = held_series(len(panel.names), data)
-    return panel.choose(np.flatnonzero(~chosen)), panel.choose(np.flatnonzero(chosen)), line
 
 
 def _by_time(panel: Panel, data: SeriesData) -> tuple[Panel, Panel, str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -109,13 +109,20 @@ def readable(unit: str, longest: float) -> tuple[float, str]:
     return SECONDS[unit] / SECONDS[better], better
 
 
+def _grid(count: int) -> tuple[Any, list[Any]]:
+    """A figure with so many axes, at most two side by side."""
+    figure, every = figure_and_axes(min(2, count), -(-count // 2))
+    for axes in every[count:]:
+        axes.set_visible(False)
+    return figure, every[:count]
+
+
 def draw_forecasts(tracks: Sequence[Track], out: Path, unit: str, share: float = _SHARE) -> Path:
     """Each track's values as points, and its forecasts as a line within the central interval of `share`, over the time
     since the first of them."""
     factor, unit = readable(unit, max(float(np.ptp(track.at)) for track in tracks))
-    columns = min(2, len(tracks))
-    figure, every = figure_and_axes(columns, -(-len(tracks) // columns))
-    for axes, track in zip(every, tracks, strict=False):
+    figure, every = _grid(len(tracks))
+    for axes, track in zip(every, tracks, strict=True):
         at, middle, *ends = (
             None if part is None else part if track.breaks is None else np.insert(part, track.breaks, np.nan)
             for part in (factor * (track.at - track.at[0]), track.middle, track.low, track.high)
@@ -126,8 +133,6 @@ def draw_forecasts(tracks: Sequence[Track], out: Path, unit: str, share: float =
         axes.plot(factor * (track.times - track.at[0]), track.values, ".", color="#222222", markersize=4, label="value")
         axes.set_title(f"{track.channel}{f' of {track.series}' if track.series else ''}", fontsize=10)
         axes.set_xlabel(f"time since the first forecast ({unit})")
-    for axes in every[len(tracks) :]:
-        axes.set_visible(False)
     figure.legend(*every[0].get_legend_handles_labels(), loc="outside upper center", ncols=3, frameon=False)
     figure.savefig(out)
     return out
@@ -156,9 +161,8 @@ def draw_errors(answers: Answers, head: Head, channels: Sequence[str], out: Path
             drawn[number] = curves
     if not drawn:
         return None
-    columns = min(2, len(drawn))
-    figure, every = figure_and_axes(columns, -(-len(drawn) // columns))
-    for axes, (number, curves) in zip(every, drawn.items(), strict=False):
+    figure, every = _grid(len(drawn))
+    for axes, (number, curves) in zip(every, drawn.items(), strict=True):
         top = max(float(y.max(initial=0)) for who, (_, y) in curves.items() if who != MEAN)
         ends = []
         for who, (x, y) in curves.items():
@@ -177,8 +181,6 @@ def draw_errors(answers: Answers, head: Head, channels: Sequence[str], out: Path
         axes.set_xlabel(f"{'horizon' if varies else 'gap since the last value'} ({unit})")
         axes.set_ylabel("root mean square error")
         label_ends(axes, ends)
-    for axes in every[len(drawn) :]:
-        axes.set_visible(False)
     figure.savefig(out)
     return out
 
@@ -186,7 +188,7 @@ def draw_errors(answers: Answers, head: Head, channels: Sequence[str], out: Path
 def _binned(distance: np.ndarray, squares: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """The median distance and the mean square of bins of equally many values; equal distances share a bin, and bins of
     few values are left out."""
-    known = ~np.isnan(distance) & ~np.isnan(squares)
+    known = ~np.isnan(distance + squares)
     distance, squares = distance[known], squares[known]
     if not len(distance):
         return np.zeros(0), np.zeros(0)
