@@ -17,7 +17,7 @@ from glissando.errors import ConfigError, RunError
 from glissando.mixers import MIXERS, ContextError
 from glissando.model import LanguageModel
 from glissando.series import SeriesModel
-from glissando.series.anchor import Anchor, Facts
+from glissando.series.anchor import Anchor
 from glissando.series.history import Past, history
 from glissando.state import leaves
 
@@ -488,8 +488,8 @@ def test_far_horizons_do_not_decide_on_near_ones():
     far[:, ::2] = 1
     past, target = (walk[:, :3000], walk.gather(1, (torch.arange(3000) + far).unsqueeze(-1)))
     known = Past(*(part[:, :3000] for part in known))
-    anchor, facts = Anchor([0], 1, 0, 0).double(), Facts(torch.zeros(1, 1, 0, dtype=torch.float64), None)
-    anchor.fit(known, far.double(), facts, target, torch.ones_like(target, dtype=torch.bool))
+    anchor, facts = Anchor([0], 1, 0, 0).double(), (torch.zeros(1, 1, 0, dtype=torch.float64), None)
+    anchor.fit(known, far.double(), *facts, target, torch.ones_like(target, dtype=torch.bool))
     near = far[0] == 1
-    error = ((anchor(known, far.double(), facts) - target)[0, near] ** 2).mean()
+    error = ((anchor(known, far.double(), *facts) - target)[0, near] ** 2).mean()
     assert error < 1.03 * ((past - target)[0, near] ** 2).mean()

@@ -12,8 +12,6 @@ large, do not decide on near ones. On tables of rare values such a ridge is near
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import torch
 from torch import Tensor, nn
 
@@ -32,17 +30,6 @@ _FEWEST = 50
 _BINS = 16
 #: numbers, and products of numbers, that a fit may take: of more rows every so-and-so-many-th is used
 _NUMBERS, _PRODUCTS = 2e7, 5e9
-
-
-class Facts(NamedTuple):
-    """What is known beside the history, in units of the data's deviations.
-
-    static  (B, T or 1, P): numbers, their absence, and categories as 0 and 1
-    ahead   (B, T, U): known-future columns at the time asked for
-    """
-
-    static: Tensor
-    ahead: Tensor | None
 
 
 class Anchor(nn.Module):
@@ -65,15 +52,17 @@ class Anchor(nn.Module):
             "weight", torch.zeros(2, len(targets), (1 + len(_UNITS)) * (_OWN + 2 * channels + facts + ahead))
         )
 
-    def forward(self, known: Past, horizon: Tensor, facts: Facts) -> Tensor:
+    def forward(self, known: Past, horizon: Tensor, static: Tensor, ahead: Tensor | None) -> Tensor:
         """Forecasts (B, T, O) at t + horizon.
 
         Args:
             known: (B, T, K) each, standardised; ages in units of the time scale.
             horizon: (B, T), in units of the time scale.
-            facts: Of the rows.
+            static: (B, T or 1, P) what is known of the series, in units of the data's deviations: numbers, their
+                absence, and categories as 0 and 1.
+            ahead: (B, T, U), known-future columns at the time asked for, in units of the data's deviations.
         """
-        channel_inputs, shared = _own(known, horizon, self.targets), _shared(known, horizon, facts)
+        channel_inputs, shared = _own(known, horizon, self.targets), _shared(known, horizon, static, ahead)
         split = channel_inputs.shape[-1]
         before, after = (
             (channel_inputs * weight[:, :split]).sum(-1) + shared @ weight[:, split:].T
@@ -82,17 +71,20 @@ class Anchor(nn.Module):
         return known.value[..., self.targets] + torch.where(known.ever[..., self.targets], after, before)
 
     @torch.no_grad()
-    def fit(self, known: Past, horizon: Tensor, facts: Facts, target: Tensor, scored: Tensor) -> None:
+    def fit(
+        self, known: Past, horizon: Tensor, static: Tensor, ahead: Tensor | None, target: Tensor, scored: Tensor
+    ) -> None:
         """Set the weights to those of the ridge.
 
         Args:
             known: As in `forward`.
             horizon: (B, T).
-            facts: As in `forward`.
+            static: As in `forward`.
+            ahead: As in `forward`.
             target: (B, T, O), standardised.
             scored: (B, T, O) bool, where the target was observed.
         """
-        shared = double(_shared(known, horizon, facts)).flatten(0, 1)
+        shared = double(_shared(known, horizon, static, ahead)).flatten(0, 1)
         features, outputs = self.weight.shape[-1], len(self.targets)
         most = min(_NUMBERS / features, _PRODUCTS / features**2 / outputs)
         every = max(1, round(len(shared) / most))
@@ -139,10 +131,10 @@ def _own(known: Past, horizon: Tensor, targets: list[int]) -> Tensor:
     )
 
 
-def _shared(known: Past, horizon: Tensor, facts: Facts) -> Tensor:
+def _shared(known: Past, horizon: Tensor, static: Tensor, ahead: Tensor | None) -> Tensor:
     """(B, T, features): what is known to every target."""
-    ever, static = known.ever.to(horizon.dtype), facts.static.expand(-1, horizon.shape[1], -1)
-    inputs = torch.cat([known.value, ever, static, *([] if facts.ahead is None else [facts.ahead])], -1)
+    ever, static = known.ever.to(horizon.dtype), static.expand(-1, horizon.shape[1], -1)
+    inputs = torch.cat([known.value, ever, static, *([] if ahead is None else [ahead])], -1)
     return _by_horizon(inputs, horizon.unsqueeze(-1))
 
 

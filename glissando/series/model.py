@@ -25,7 +25,7 @@ from glissando.errors import ConfigError, InputError
 from glissando.initialization import Scheme
 from glissando.mixers import MIXERS, Context, LiquidConfig, Memo
 from glissando.mixers.liquid.scan import require_time
-from glissando.series.anchor import Anchor, Facts, logarithm
+from glissando.series.anchor import Anchor, logarithm
 from glissando.series.heads import LEVELS, Head, make_head
 from glissando.series.history import Own, Past, by_own_past, history
 from glissando.series.horizon import HorizonHead
@@ -243,9 +243,8 @@ class SeriesModel(TableModel):
             ahead: (1, N, U), in the units of the data.
         """
         facts = self._facts(len(static), static.to(known.value), static_codes, known.value.dtype).unsqueeze(0)
-        self.anchor.fit(
-            by_own_past(known, self.law).known, horizon, Facts(facts, self._ahead(ahead)), target, target.isfinite()
-        )
+        known = by_own_past(known, self.law).known
+        self.anchor.fit(known, horizon, facts, self._ahead(ahead), target, target.isfinite())
 
     @torch.no_grad()
     def anchored(
@@ -262,7 +261,7 @@ class SeriesModel(TableModel):
         """
         facts = self._facts(len(known.value), static, static_codes, known.value.dtype).unsqueeze(1)
         units = by_own_past(known, self.law)
-        y = self.anchor(units.known, horizon / self.time_scale, Facts(facts, self._ahead(ahead)))
+        y = self.anchor(units.known, horizon / self.time_scale, facts, self._ahead(ahead))
         centre, scale = (part[..., self.config.targets] for part in (units.centre, units.scale))
         return self.output_mean + self.output_scale * (centre + scale * y)
 
@@ -299,7 +298,7 @@ class SeriesModel(TableModel):
     def _answer(self, h: Tensor, units: Own, horizon: Tensor, facts: Tensor, ahead: Tensor | None) -> Tensor:
         """A forecast (B, T, O) or (B, T, O, P) of every step: what the head adds to the anchor."""
         horizon, ahead = (horizon / self.time_scale).to(h.dtype), self._ahead(ahead)
-        anchor = self.anchor(units.known, horizon, Facts(facts, ahead))
+        anchor = self.anchor(units.known, horizon, facts, ahead)
         centre, scale = (part[..., self.config.targets] for part in (units.centre, units.scale))
         return self._in_units(self.head(h, horizon, ahead), anchor, centre, scale)
 
