@@ -25,11 +25,10 @@ from glissando.config import merge
 from glissando.data.base import WHOLE, Shard
 from glissando.errors import DataError, GlissandoError
 from glissando.series import Forecaster, SeriesData, SeriesModel, read_panel
-from glissando.series.answers import answers
+from glissando.series.answers import answers, shares, shrunk
 from glissando.series.batches import Steps, Windows, scales
 from glissando.series.evaluation import evaluate
 from glissando.series.history import Past
-from glissando.series.shrinkage import shares, shrunk
 from glissando.series.task import SeriesRunConfig, SeriesTask, build, fit_anchor, prepare
 
 #: of a model that learns the tables below in a second

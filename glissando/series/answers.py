@@ -18,6 +18,7 @@ from torch import Tensor
 
 from glissando.errors import DataError
 from glissando.series.batches import Batch, Floats, Steps, Windows
+from glissando.series.heads import Head
 from glissando.series.model import SeriesModel
 from glissando.series.panel import Encoding, Panel
 from glissando.series.scores import (
@@ -36,6 +37,8 @@ from glissando.state import map_state
 
 #: questions that the anchor answers at once
 _AT_ONCE = 16384
+#: with fewer series the groups of `shares` are so many stretches of consecutive answers
+_GROUPS = 20
 #: series that are searched for a period at most
 _SEARCHED = 200
 
@@ -200,6 +203,49 @@ def with_season(answers: Answers, panel: Panel, channels: list[int] | None) -> A
     if np.isnan(season).all():
         return answers
     return answers._replace(baselines={**answers.baselines, SEASON: season})
+
+
+# ---------------------------------------------------------------------- how much of the network is kept
+
+
+def shares(answers: Answers, head: Head, channels: int) -> Floats:
+    """(O,) how much of the network's contribution a forecast keeps, by channel, fitted on what is held out; 0 where
+    nothing was answered.
+
+        y = a + s n,     s = clip(S - e, 0, 1),     S = sum n (v - a) / sum n^2
+
+    v are the values, a the anchor's forecasts and n the network's contributions, all of which the answers have; S has
+    the least squares, e is its standard error over groups of answers, the series or, where these are few, stretches of
+    them. What a small table does not show beyond one standard error is left to the anchor: the one-standard-error rule
+    of Breiman et al. 1984.
+    """
+    network = _contribution(answers, head) / answers.scale
+    left = (answers.target - answers.baselines[ANCHOR]) / answers.scale
+    made = np.zeros(channels)
+    for channel in range(channels):
+        chosen = np.flatnonzero(answers.channel == channel)
+        n, r = network[chosen], left[chosen]
+        if not (n**2).sum() > 0:
+            continue
+        _, group = np.unique(answers.series[chosen], return_inverse=True)
+        if group.max() + 1 < _GROUPS:
+            group = np.arange(len(chosen)) * _GROUPS // len(chosen)
+        products, squares = np.bincount(group, n * r), np.bincount(group, n**2)
+        best = products.sum() / squares.sum()
+        error = np.sqrt(((products - best * squares) ** 2).sum()) / squares.sum()
+        made[channel] = np.clip(best - error, 0, 1)
+    return made
+
+
+def shrunk(answers: Answers, head: Head, share: Floats) -> Answers:
+    """Answers with so much (O,) of the network's contribution."""
+    shift = torch.from_numpy((share[answers.channel] - 1) * _contribution(answers, head))
+    return answers._replace(params=head.affine(answers.params.unsqueeze(1), shift.unsqueeze(1), 1.0).squeeze(1))
+
+
+def _contribution(answers: Answers, head: Head) -> Floats:
+    """(N,) what the network adds to the anchor's forecasts."""
+    return np.asarray(head.mean(answers.params).numpy() - answers.baselines[ANCHOR])
 
 
 # ---------------------------------------------------------------------- how good it is

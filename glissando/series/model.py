@@ -109,7 +109,7 @@ class SeriesModel(TableModel):
     future_scale: Tensor  # (U,)
     time_scale: Tensor  # ()
     law: Tensor | None  # (4, K), of channels in units of the series' own past, see history.by_own_past
-    share: Tensor  # (O,), of a forecast: how much of what the network adds to the anchor is kept, see shrinkage
+    share: Tensor  # (O,), of a forecast: how much of what the network adds to the anchor is kept, see answers.shares
 
     def __init__(self, config: SeriesConfig) -> None:
         super().__init__()

@@ -185,17 +185,15 @@ def score_classes(
 
     Args:
         logits: (N, C) of the model.
-        labels: (N,) the class of each; those below 0 are not scored.
+        labels: (N,) the class of each.
         series: (N,) the series of each, over which the intervals are.
         name: Name of the target.
         classes: Names of the classes, the most frequent of the training data first.
         shares: (C,) shares of the classes in the training data, which are the predictor without a model.
     """
-    chosen = labels >= 0
-    labels, series = labels[chosen], series[chosen]
     bootstrap = Bootstrap(series)
     prior = np.broadcast_to(np.log(np.maximum(shares, 1e-12)), (len(labels), len(classes)))
-    predicted = {"model": logits[chosen], f"shares (always {classes[0]})": prior}
+    predicted = {"model": logits, f"shares (always {classes[0]})": prior}
     by_model: dict[str, dict[str, float]] = {}
     for who, values in predicted.items():
         log_p = torch.from_numpy(np.array(values, np.float64)).log_softmax(-1).numpy()
@@ -210,8 +208,7 @@ def score_classes(
             row["model_minus"] = by_model["model"]["log_loss"] - row["log_loss"]
             row |= bootstrap.interval("model_minus", model - means)
         by_model[who] = row
-    figures = {name: by_model}
-    return Score(np.nan, len(labels), len(np.unique(series)), figures, _worse(figures))
+    return Score(np.nan, len(labels), len(np.unique(series)), {name: by_model}, _worse({name: by_model}))
 
 
 def _worse(figures: Mapping[str, Mapping[str, Mapping[str, float]]]) -> dict[str, list[str]]:
@@ -265,16 +262,12 @@ class Bootstrap:
 
 def _ranking(scores: np.ndarray, labels: np.ndarray) -> dict[str, float]:
     """AUROC and average precision; none where only one class occurs."""
-    numbers = [1] if scores.shape[1] == 2 else range(scores.shape[1])
-    gaps = [
-        (auroc(scores[:, each], labels == each), average_precision(scores[:, each], labels == each))
-        for each in numbers
-        if 0 < (labels == each).sum() < len(labels)
-    ]
-    if not gaps:
-        return {}
-    area, precision = np.mean(gaps, 0)
-    return {"auroc": float(area), "average_precision": float(precision)}
+    numbers = [1] if scores.shape[1] == 2 else np.unique(labels)
+    occur = [each for each in numbers if 0 < (labels == each).sum() < len(labels)]
+    measures = {"auroc": auroc, "average_precision": average_precision} if occur else {}
+    return {
+        name: float(np.mean([of(scores[:, each], labels == each) for each in occur])) for name, of in measures.items()
+    }
 
 
 def auroc(scores: np.ndarray, positive: np.ndarray) -> float:

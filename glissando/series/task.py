@@ -13,7 +13,17 @@ import torch.nn.functional as F
 from glissando.config import options, recorded
 from glissando.errors import ConfigError
 from glissando.runs import Run
-from glissando.series.answers import advance, answers, call, classified, measure, measured, standard
+from glissando.series.answers import (
+    advance,
+    answers,
+    call,
+    classified,
+    measure,
+    measured,
+    shares,
+    shrunk,
+    standard,
+)
 from glissando.series.batches import Batch, Scales, Steps, Windows, require_near, scales
 from glissando.series.history import by_own_past
 from glissando.series.inspection import FAR, robust
@@ -22,7 +32,6 @@ from glissando.series.options import SeriesData
 from glissando.series.panel import Encoding, Panel, parts
 from glissando.series.reading import read_panel
 from glissando.series.scores import Score
-from glissando.series.shrinkage import shares, shrunk
 from glissando.series.tables import listed
 from glissando.state import map_state
 from glissando.training.table import TableRunConfig, TableTask, with_sizes
