@@ -9,13 +9,13 @@ from typing import Any
 
 import numpy as np
 
-from glissando.errors import ConfigError, NotFiniteError
+from glissando.errors import ConfigError
 from glissando.run_files import require_texts
 from glissando.runs import Run
 from glissando.series.answers import answered, logits, measure
 from glissando.series.asking import rolling_answers
 from glissando.series.batches import Windows
-from glissando.series.forecast import SeriesRun, answer_table, placed, require_absent, write_table
+from glissando.series.forecast import SeriesRun, answer_table, placed, require_absent, require_finite, write_table
 from glissando.series.panel import Panel
 from glissando.series.scores import Answers, Score
 from glissando.series.task import prepare, windows_of
@@ -73,11 +73,7 @@ def evaluate(
     elif not encoding.classes:
         forecast = answered(model, windows, panel)
     result = measure(model, windows, panel, encoding, trained, None if pictures is None else Path(pictures), forecast)
-    if not np.isfinite(result.loss):
-        raise NotFiniteError(
-            f"the predictions of {path} are not all finite: its training diverged, or the file has values far beyond "
-            "those trained on. Train again with a lower training.optimizer.learning_rate"
-        )
+    require_finite(result.loss, f"the predictions of {path}")
     if out is not None:
         write_table(_table(run, windows, panel, forecast, origins is not None), out, digits=None)
     return result

@@ -189,7 +189,7 @@ def _number_table(
     paths: Sequence[Tensor] = (),
 ) -> Any:  # fmt: skip
     """The table of G answers (..., O, P), of the series (G,) at the times (G,)."""
-    _require_finite(params)
+    require_finite(params)
     data, head, targets = run.data, run.model.distribution, run.encoding.target
     parts = {"value": head.mean(params)}
     if quantiles:
@@ -208,7 +208,7 @@ def _number_table(
 def probabilities(run: SeriesRun, panel: Panel) -> Floats:
     """(N, C) those of the classes of the panel's steps, or (S, C) of its series."""
     logits = _answers(run, panel)
-    _require_finite(logits)
+    require_finite(logits)
     return np.asarray(logits.softmax(-1).numpy())
 
 
@@ -265,9 +265,10 @@ def _answers(run: SeriesRun, panel: Panel) -> Tensor:
     return y[at.argsort()].double()
 
 
-def _require_finite(answers: Tensor) -> None:
-    if not bool(answers.isfinite().all()):
+def require_finite(answers: Tensor | float, what: str = "the predictions") -> None:
+    """Raise NotFiniteError for answers, or a loss, that are not finite."""
+    if not bool(torch.as_tensor(answers).isfinite().all()):
         raise NotFiniteError(
-            "the predictions are not all finite: the training diverged, or the table has values far beyond those "
-            "trained on. Train again with a lower training.optimizer.learning_rate"
+            f"{what} are not all finite: the training diverged, or the table has values far beyond those trained on. "
+            "Train again with a lower training.optimizer.learning_rate"
         )

@@ -67,16 +67,14 @@ def draw(answers: Answers, panel: Panel, values: np.ndarray, names: Sequence[str
 
 def tracks(answers: Answers, panel: Panel, values: np.ndarray, names: Sequence[str], head: Head) -> list[Track]:
     """The last forecasts of a few series, those with most of them: two channels of each, or more of fewer series."""
-    pairs, counts = np.unique(np.stack([answers.channel, answers.series]), axis=1, return_counts=True)
-    usual = sorted(range(len(counts)), key=lambda i: -counts[i])
+    import pandas
+
+    pairs = pandas.DataFrame({"channel": answers.channel, "series": answers.series}).value_counts(sort=False)
+    usual = pairs.sort_values(ascending=False, kind="stable")
     most = max(1, _TRACKS // min(2, len(np.unique(answers.channel))))
-    chosen: list[int] = []
-    for one in usual:
-        if len(chosen) < _TRACKS and sum(pairs[0, each] == pairs[0, one] for each in chosen) < most:
-            chosen.append(one)
     ends = None if isinstance(head, Point) else [(1 - _SHARE) / 2, (1 + _SHARE) / 2]
     lines = []
-    for channel, series in sorted(pairs[:, one].tolist() for one in chosen):
+    for channel, series in sorted(usual.groupby("channel").head(most).index[:_TRACKS]):
         place = np.flatnonzero((answers.channel == channel) & (answers.series == series))
         at, horizon = panel.times[answers.row[place]], answers.horizon[place]
         origin = np.round((at - horizon) / (np.median(horizon[horizon > 0]) if horizon.any() else 1.0), 6)
