@@ -71,15 +71,10 @@ def clock_of(data: TableData, table: Table, encoding: Any, report: list[str]) ->
     return form, (encoding.unit if encoding is not None else data.time_unit or "s")
 
 
-def homes_of(table: Table, facts: Table | None) -> dict[str, Table]:
-    """Column -> the table that has it: the second one before the first."""
-    return dict.fromkeys(table.columns, table) | ({} if facts is None else dict.fromkeys(facts.columns, facts))
-
-
 class ColumnReader(ABC):
     """Tables whose columns are read.
 
-    homes   see homes_of
+    homes   column -> the table that has it: the second one before the first
     names   of the series
     is_new  other tables than those of the training
     """
@@ -89,7 +84,7 @@ class ColumnReader(ABC):
 
     def __init__(self, data: TableData, table: Table, facts: Table | None, is_new: bool) -> None:
         self.data, self.table, self.facts, self.is_new = data, table, facts, is_new
-        self.homes = homes_of(table, facts)
+        self.homes = {name: each for each in (table, facts) if each is not None for name in each.columns}
 
     @abstractmethod
     def _own_rows(self) -> tuple[np.ndarray, np.ndarray]:

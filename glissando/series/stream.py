@@ -13,7 +13,6 @@ from glissando.errors import DataError
 from glissando.series.answers import on_device
 from glissando.series.forecast import SeriesRun
 from glissando.series.live import Live, out_of_order, since
-from glissando.series.panel import Panel
 
 
 def averages(run: SeriesRun) -> bool:
@@ -53,7 +52,11 @@ def observe(
     panel = run.read(pandas.DataFrame(_long(run, row) if run.data.channel is not None else [dict(row)]))
     steps = run.steps(panel)
     moment = panel.clock.origins[0]
-    gap = 0.0 if live is None else _gap(run, panel, live.moment)
+    gap, column = 0.0, run.data.time
+    if live is not None:
+        gap = since(panel.clock, live.moment, column) if column is not None else 1.0
+        if not gap:
+            raise out_of_order(panel.clock, live.moment, column)
     state: ModelState | None = run.model.init_state(1) if live is None else live.state
     asked = {
         "horizon": None if horizon is None else horizon.view(1, 1, -1),
@@ -79,13 +82,3 @@ def _long(run: SeriesRun, row: Mapping[str, Any]) -> list[dict[str, Any]]:
     if not cells:
         raise DataError(f"nothing was observed: a row has at least one of the channels {', '.join(sorted(channels))}")
     return [{**same, str(data.channel): name, str(data.value): value} for name, value in cells.items()]
-
-
-def _gap(run: SeriesRun, panel: Panel, before: Any) -> float:
-    """The time from the last observation to this one. Raises DataError unless it is positive."""
-    if run.encoding.time_form == "row":
-        return 1.0
-    gap = since(panel.clock, before, run.data.time)
-    if not gap:
-        raise out_of_order(panel.clock, before, run.data.time)
-    return gap

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import inspect
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
@@ -126,13 +125,14 @@ class Estimator:
                 return self.task_of(*sources)
 
         values = merge(config, load_preset(self.preset, self._kind), last, more, self.options or {})
-        with tempfile.TemporaryDirectory() as folder, _generators_kept():
-            train(
-                from_dict(InMemory, {"data": {}, **values}),
-                Path(folder) / "run",
-                Progress() if self.verbose else Hook(),
-            )
-            return opened.open(Path(folder) / "run")
+        before = rng_state()
+        try:  # training seeds every global generator: the caller's go on as if it had not
+            with tempfile.TemporaryDirectory() as folder:
+                path, hook = Path(folder) / "run", Progress() if self.verbose else Hook()
+                train(from_dict(InMemory, {"data": {}, **values}), path, hook)
+                return opened.open(path)
+        finally:
+            restore_rng([before], 0)
 
     @classmethod
     def _parameters(cls, config: Mapping[str, Any]) -> dict[str, Any]:
@@ -156,16 +156,6 @@ class Estimator:
         if "head" in names:
             made["head"] = options.pop("model.head", None)
         return made
-
-
-@contextmanager
-def _generators_kept() -> Iterator[None]:
-    """Training seeds every global generator of random numbers: the caller's go on as if it had not."""
-    before = rng_state()
-    try:
-        yield
-    finally:
-        restore_rng([before], 0)
 
 
 def _plain(value: Any, where: str) -> Any:
