@@ -213,11 +213,18 @@ class SeriesModel(TableModel):
         units = by_own_past(known, self.law)
         values = torch.where(observed, (values - units.centre) / units.scale, 0)
         facts = self._facts(x.shape[0], None if static is None else static.to(x), static_codes).unsqueeze(1)
-        read = self._features(values, observed, gaps, units.known, facts, future)
+        scaled = units.known
+        features = [
+            values, observed.to(values.dtype), scaled.value, logarithm(scaled.age), scaled.mean,
+            scaled.number.log1p() / 3, logarithm(gaps).unsqueeze(-1), gaps.log1p().unsqueeze(-1),
+            facts.expand(-1, values.shape[1], -1),
+        ]  # fmt: skip
+        if future is not None:
+            features.append((future - self.future_mean) / self.future_scale)
 
         ctx = Context(mask, self._duration(gaps), control, donate, memo)
         embedded = [] if codes is None else list(zip(self.categories, codes.unbind(-1), strict=True))
-        h, state = self._read(read, embedded, state, x, ctx, known)
+        h, state = self._read(torch.cat(features, -1), embedded, state, x, ctx, known)
         if not self.config.forecast:
             return self._in_units(self.head(h)), state
         if horizon is None or horizon.shape[2] == 0:
@@ -312,19 +319,6 @@ class SeriesModel(TableModel):
         shift = self.output_mean + self.output_scale * (centre + scale * anchor)
         y = self.distribution.affine(params, shift, self.output_scale * scale)
         return y.squeeze(-1) if self.config.head == "point" else y
-
-    def _features(
-        self, values: Tensor, observed: Tensor, gaps: Tensor, known: Past, facts: Tensor, future: Tensor | None
-    ) -> Tensor:
-        """What the network reads of each step, (B, T, F)."""
-        parts = [
-            values, observed.to(values.dtype), known.value, logarithm(known.age), known.mean, known.number.log1p() / 3,
-            logarithm(gaps).unsqueeze(-1), gaps.log1p().unsqueeze(-1), facts.expand(-1, values.shape[1], -1),
-        ]  # fmt: skip
-        if self.config.future:
-            assert future is not None
-            parts.append((future - self.future_mean) / self.future_scale)
-        return torch.cat(parts, -1)
 
     def _duration(self, gaps: Tensor) -> Tensor | None:
         """How long a step is to the mixers, None where they do not accept it."""
