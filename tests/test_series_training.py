@@ -462,7 +462,7 @@ def test_a_wide_table_with_gaps_is_learned_and_one_of_single_rows_is_no_score(ta
     gaps = tmp_path / "gaps.csv"
     gaps.write_text("\n".join(map(",".join, lines)) + "\n")
     run = train(options(gaps, columns="a,b"), tmp_path / "run")
-    found = evaluate(run.path, str(gaps)).score
+    found = evaluate(run.path, str(gaps))
     first = {name: sum(1 for _ in group) for name, group in itertools.groupby(line[0] for line in lines[1:])}
     starts = np.cumsum([1, *first.values()])[:-1]
     observed = sum(cell != "" for line in lines[1:] for cell in line[2:4])
