@@ -61,16 +61,13 @@ def answer_table(columns: Sequence[tuple[str | None, str | None, Any]]) -> Any:
     underscore, and a column without either is left out."""
     import pandas
 
-    made = {user: cells for user, _, cells in columns if user is not None}
-    order = []
+    users, made = {user for user, _, _ in columns}, dict[str, Any]()
     for user, usual, cells in columns:
-        name = user if user is not None else usual
-        while user is None and name in made:
-            name = f"{name}_"
-        if name is not None:
+        if (name := usual if user is None else user) is not None:
+            while user is None and (name in users or name in made):
+                name += "_"
             made[name] = cells
-            order.append(name)
-    return pandas.DataFrame(made)[order]
+    return pandas.DataFrame(made)
 
 
 def placed(run: SeriesRun, panel: Panel, series: np.ndarray, times: Floats | None) -> list[tuple[Any, ...]]:
