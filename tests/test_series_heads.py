@@ -15,18 +15,18 @@ SPREAD = ["gaussian", "student", "quantiles"]
 
 def parameters(name: str, *shape: int, seed: int = 0) -> torch.Tensor:
     head = make_head(name)
-    raw = torch.randn(*shape, head.size(2), generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+    raw = torch.randn(*shape, 2 * head.width, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
     return head.affine(head.parameters(raw), torch.tensor([3.0, -1.0]).double(), torch.tensor([2.0, 0.1]).double())
 
 
 @pytest.mark.parametrize("name", HEADS)
 def test_sizes_and_the_start_at_a_standard_normal(name: str) -> None:
     head = make_head(name)
-    params = head.parameters(torch.zeros(4, 5, head.size(3)))
+    params = head.parameters(torch.zeros(4, 5, 3 * head.width))
     assert params.shape == (4, 5, 3, head.width)
     assert torch.allclose(head.mean(params), torch.zeros(4, 5, 3), atol=1e-6)
     if name != "point":
-        params = head.parameters(torch.zeros(1, head.size(1), dtype=torch.float64))
+        params = head.parameters(torch.zeros(1, head.width, dtype=torch.float64))
         expected = stats.t(8).ppf(LEVELS) if name == "student" else stats.norm.ppf(LEVELS)
         assert np.allclose(head.quantile(params, LEVELS)[0, 0].numpy(), expected, atol=1e-6)
 
@@ -69,7 +69,7 @@ def test_the_crps_of_quantiles_is_near_that_of_the_distribution() -> None:
     """For the usual levels, within 2 %: comparable with the exact one of the other heads."""
     target = torch.randn(20_000, 1, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     quantiles, normal = (make_head(name) for name in ("quantiles", "gaussian"))
-    found = [head.crps(head.parameters(target.new_zeros(head.size(1))), target).mean() for head in (quantiles, normal)]
+    found = [head.crps(head.parameters(target.new_zeros(head.width)), target).mean() for head in (quantiles, normal)]
     assert float(found[0] / found[1]) == pytest.approx(1, abs=0.02)
 
 
@@ -104,7 +104,7 @@ def test_quantiles_ascend_and_their_loss_is_least_at_the_samples_quantiles() -> 
 @pytest.mark.parametrize("name", HEADS)
 def test_targets_that_are_missing_change_nothing_and_have_no_gradient(name: str) -> None:
     head = make_head(name)
-    raw = torch.randn(6, head.size(2), dtype=torch.float64, requires_grad=True)
+    raw = torch.randn(6, 2 * head.width, dtype=torch.float64, requires_grad=True)
     target = torch.randn(6, 2, dtype=torch.float64)
     missing = torch.zeros(6, 2, dtype=torch.bool)
     missing[1, 0] = missing[4, 1] = True
@@ -119,10 +119,10 @@ def test_targets_that_are_missing_change_nothing_and_have_no_gradient(name: str)
 @pytest.mark.parametrize("name", HEADS)
 def test_gradients_are_those_of_differences_and_finite_far_away(name: str) -> None:
     head = make_head(name)
-    raw = torch.randn(3, head.size(1), dtype=torch.float64, requires_grad=True)
+    raw = torch.randn(3, head.width, dtype=torch.float64, requires_grad=True)
     target = torch.tensor([[0.3], [-4.0], [9.0]], dtype=torch.float64)
     assert torch.autograd.gradcheck(lambda raw: head.loss(head.parameters(raw), target)[0], raw)
-    far = (torch.tensor([-80.0, 0.0, 80.0]).unsqueeze(-1).expand(3, head.size(1)) * 1.0).requires_grad_()
+    far = (torch.tensor([-80.0, 0.0, 80.0]).unsqueeze(-1).expand(3, head.width) * 1.0).requires_grad_()
     total, _ = head.loss(head.parameters(far), target.float() * 1e4)
     total.backward()
     assert bool(total.isfinite())
@@ -132,7 +132,7 @@ def test_gradients_are_those_of_differences_and_finite_far_away(name: str) -> No
 @pytest.mark.parametrize("name", HEADS)
 def test_affine_parameters_are_those_of_the_scaled_variable(name: str) -> None:
     head = make_head(name)
-    raw = torch.randn(5, head.size(2), dtype=torch.float64)
+    raw = torch.randn(5, 2 * head.width, dtype=torch.float64)
     shift, scale = torch.tensor([10.0, -3.0]).double(), torch.tensor([0.5, 7.0]).double()
     params = head.parameters(raw)
     moved = head.affine(params, shift, scale)

@@ -73,8 +73,8 @@ def ask(
     """
     begins = np.flatnonzero(steps.first.numpy())
     lengths = np.minimum(at - begins[np.searchsorted(begins, at, side="right") - 1] + 1, window)
-    size = model.distribution.size(1)
-    answer = torch.empty(*horizon.shape, len(model.config.targets), size, dtype=torch.float64)
+    shape = *horizon.shape, len(model.config.targets), model.distribution.width
+    answer = torch.empty(shape, dtype=torch.float64)
     for chosen in track(by_length(lengths, _AT_ONCE), "forecasting", unit="batches"):
         state, inputs = read(model, steps, at[chosen], window)
         y, _ = _answer(model, state, inputs, horizon[chosen], None if ahead is None else ahead[chosen])

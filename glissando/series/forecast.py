@@ -120,7 +120,7 @@ def require_answerable(
             raise ConfigError("the model predicts classes, which have no quantiles: leave quantiles out")
     if samples < 0:
         raise ConfigError(f"samples is {samples}: give the number of paths to draw, or 0 for none")
-    params = head.parameters(torch.zeros(1, head.size(1)))
+    params = head.parameters(torch.zeros(1, head.width))
     if quantiles:
         head.quantile(params, quantiles)
     if samples:

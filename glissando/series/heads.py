@@ -1,7 +1,8 @@
 """Heads of a series model: the parameters of a predictive distribution, and what follows from them.
 
-A model's last layer writes `size(O)` numbers at a step. `parameters` turns them into the parameters (..., O, P) of the
-distribution of each of the O targets, in units of a deviation about a centre, and `affine` into the units of the data:
+A model's last layer writes O times `width` numbers at a step. `parameters` turns them into the parameters (..., O, P)
+of the distribution of each of the O targets, in units of a deviation about a centre, and `affine` into the units of the
+data:
 
     point      P = 1: the value
     quantiles  P = number of levels: the values at these levels, ascending
@@ -39,16 +40,12 @@ class Head(ABC):
     name: ClassVar[str]
     width: int
 
-    def size(self, outputs: int) -> int:
-        """The size of the last layer for `outputs` targets."""
-        return self.width * outputs
-
     def parameters(self, raw: Tensor) -> Tensor:
         """Raw numbers (..., O P) -> parameters (..., O, P), in units of a deviation about zero."""
         return self._constrained(raw.unflatten(-1, (-1, self.width)))
 
-    @abstractmethod
-    def _constrained(self, raw: Tensor) -> Tensor: ...
+    def _constrained(self, raw: Tensor) -> Tensor:
+        return raw
 
     def affine(self, params: Tensor, shift: Tensor | float, scale: Tensor | float) -> Tensor:
         """The parameters of shift + scale * y, where y has `params` (..., O, P); shift and scale > 0 are (..., O)."""
@@ -94,9 +91,6 @@ class Point(Head):
     """The value itself, trained by the squared error. Its CRPS, that of a point mass, is the absolute error."""
 
     name, width = "point", 1
-
-    def _constrained(self, raw: Tensor) -> Tensor:
-        return raw
 
     def each_loss(self, params: Tensor, target: Tensor) -> Tensor:
         return (params[..., 0] - target).square()

@@ -115,7 +115,7 @@ class SeriesModel(TableModel):
         super().__init__()
         self.config, width = config, config.hidden_size
         self.distribution: Head = make_head(config.head, config.levels)
-        size = self.distribution.size(config.outputs)
+        size = self.distribution.width * config.outputs
         facts = 2 * config.static + sum(config.static_categories)
         self.entry = nn.Linear(6 * config.inputs + 2 + facts + config.future, width)
         self.categories = nn.ModuleList(nn.Embedding(size, width) for size in config.categories)
@@ -228,7 +228,7 @@ class SeriesModel(TableModel):
         if not self.config.forecast:
             return self._in_units(self.head(h)), state
         if horizon is None or horizon.shape[2] == 0:
-            raw = h.new_zeros(*h.shape[:2], 0, self.distribution.size(self.config.outputs))
+            raw = h.new_zeros(*h.shape[:2], 0, self.distribution.width * self.config.outputs)
             return self._in_units(raw), state
         return self._answers(h, units, horizon, facts, ahead), state
 
