@@ -119,7 +119,7 @@ class _Reader(ColumnReader):
     # ---------------------------------------------------------------------- what columns are for
 
     def _require_roles(self) -> None:
-        """Those of a run."""
+        """Raise DataError for a column of the run that the table lacks."""
         fixed, target = self.fixed, self.fixed.target if self.fixed.task != "forecast" else []
         wide = (*fixed.columns, *fixed.categorical) if self.channels is None else ()
         require_read(self.where, self.table.columns, [*fixed.future, *wide])
@@ -129,7 +129,7 @@ class _Reader(ColumnReader):
         self.target = [] if absent else target
 
     def _set_roles(self) -> None:
-        """Those that the options and the values give, without the categories and classes, which are counted later."""
+        """Set what columns are for, by the options and the values; categories and classes are counted later."""
         data, table, channels = self.data, self.table, self.channels
         require_columns(self.where, self.homes, data.static, "static")
         require_columns(table.source, table.columns, data.future, "future")
