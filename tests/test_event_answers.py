@@ -17,7 +17,7 @@ from glissando.events.evaluation import predicted, truth_of
 from glissando.events.options import EventsData
 from glissando.events.pictures import HISTORY, RESIDUALS, draw, track
 from glissando.events.processes import drawn, process_of, table
-from glissando.events.task import Prepared, build, call, prepare
+from glissando.events.task import EventRun, Prepared, build, call, prepare
 from glissando.series.tables import read_table
 
 COLUMNS = {"group": "id", "time": "t", "kind": "kind", "batch_size": 4}
@@ -114,7 +114,8 @@ def test_the_hazards_of_a_picture_integrate_to_the_residuals(tmp_path: Path) -> 
     whole = np.trapezoid(*points, axis=1)
     assert np.allclose(whole, found.high[came.series == 0][-len(whole) :], rtol=0.05, atol=1e-3)
     assert set(shown.times[1:]) <= set(shown.at)  # a wait ends where the next event is
-    drawn_ = draw(model, held, log, prepared.encoding, came, found, tmp_path / "made")
+    run = EventRun(model, prepared.encoding, EventsData())
+    drawn_ = draw(run, held, log, found, tmp_path / "made")
     assert [path.name for path in drawn_] == [HISTORY, RESIDUALS]
     assert all(path.read_bytes().startswith(b"\x89PNG") for path in drawn_)
 

@@ -61,7 +61,6 @@ def evaluate(
             train = prepare(trained.data, trained.encoding).train
         except (ConfigError, DataError, RunError) as error:
             lines.append(f"without predictors that need no network, as the training table cannot be read: {error}")
-    came = windows.steps.after.scored()
     prediction = predicted(run.model, windows)
     if not np.isfinite(prediction.time.sum() + prediction.kind.sum()):
         raise NotFiniteError(
@@ -72,11 +71,11 @@ def evaluate(
     for line in (*lines, *notes):
         print(line, file=sys.stderr)
     fitted = None if train is None else train.steps.after.scored()
-    result = score(came, prediction, fitted, log.clock.unit, truth)
+    result = score(windows.steps.after.scored(), prediction, fitted, log.clock.unit, truth)
     if pictures is not None:
         from glissando.events.pictures import draw  # matplotlib takes a second to import
 
-        draw(run.model, windows, log, run.encoding, came, prediction, Path(pictures))
+        draw(run, windows, log, prediction, Path(pictures))
     return result
 
 

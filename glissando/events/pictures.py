@@ -11,11 +11,11 @@ import torch
 
 from glissando.evaluation.figures import figure_and_axes, label_ends
 from glissando.events.baselines import Predicted
-from glissando.events.batches import After, Windows
-from glissando.events.log import FIRST, EventEncoding, EventLog
+from glissando.events.batches import Windows
+from glissando.events.log import FIRST, EventLog
 from glissando.events.model import EventModel
 from glissando.events.scores import Residuals, residuals
-from glissando.events.task import features
+from glissando.events.task import EventRun, features
 from glissando.series.batches import Floats
 from glissando.series.pictures import readable
 from glissando.series.tables import counted
@@ -44,24 +44,18 @@ class Track(NamedTuple):
     hazards: Floats
 
 
-def draw(
-    model: EventModel,
-    windows: Windows,
-    log: EventLog,
-    encoding: EventEncoding,
-    came: After,
-    prediction: Predicted,
-    out: Path,
-) -> list[Path]:
+def draw(run: EventRun, windows: Windows, log: EventLog, prediction: Predicted, out: Path) -> list[Path]:
     """Both pictures in the directory `out`, which is made where it is not there."""
     out.mkdir(parents=True, exist_ok=True)
-    longest = np.argsort(-np.bincount(came.series[came.is_event], minlength=len(log.names)), kind="stable")
-    some = [track(model, windows, log, int(series)) for series in longest[:_SERIES] if (came.series == series).any()]
+    came = windows.steps.after.scored()
+    number, events = np.unique(came.series[came.is_event], return_counts=True)
+    longest = number[np.argsort(-events, kind="stable")][:_SERIES]
+    some = [track(run.model, windows, log, int(series)) for series in longest]
     assert prediction.low is not None
     assert prediction.high is not None
     left = residuals(came, prediction.low, prediction.high)
     return [
-        draw_histories(some, encoding.kinds, out / HISTORY, log.clock.unit),
+        draw_histories(some, run.encoding.kinds, out / HISTORY, log.clock.unit),
         draw_residuals(left, out / RESIDUALS),
     ]
 

@@ -71,24 +71,19 @@ def read_events(
     return _Reader(data, table, facts, values, encoding).log()
 
 
-class _Steps(NamedTuple):
-    """Steps to be sorted.
+#: steps to be sorted, see `_steps`
+_Steps = np.recarray[Any, Any]
 
-    row     of the table; -1 of what is no event
-    value   the row of Panel.values; -1 of what is none
-    raw     the index of the kind in the table; -1
+
+def _steps(series: Any, ticks: Any, rank: Any, code: Any = NONE, raw: Any = -1, row: Any = -1, value: Any = -1) -> Any:
+    """A table of steps, by default no events.
+
+    raw    the index of the kind in the table
+    row    of the table
+    value  the row of Panel.values
     """
-
-    series: np.ndarray
-    ticks: np.ndarray
-    rank: np.ndarray
-    code: np.ndarray
-    raw: np.ndarray
-    row: np.ndarray
-    value: np.ndarray
-
-    def at(self, index: np.ndarray) -> _Steps:
-        return _Steps(*(part[index] for part in self))
+    columns = np.broadcast_arrays(series, ticks, rank, code, raw, row, value)
+    return np.rec.fromarrays(columns, names="series, ticks, rank, code, raw, row, value")
 
 
 class _Moments(NamedTuple):
@@ -139,10 +134,9 @@ class _Reader(ColumnReader):
         )
         codes, raw = self._kinds(ticks, since, until)
         rank = np.where((codes >= FIRST) & (codes < FIRST + len(self.fixed.kinds)), _EVENT, _INPUT)
-        rows = np.arange(len(ticks))
-        steps = self._merged(_Steps(self.series, ticks, rank, codes, raw, rows, np.full(len(ticks), -1)))
-        starts = _blank(np.flatnonzero(since.known), since.ticks[since.known], _START)
-        steps = _joined([steps, self._value_steps(values, of_values), starts])
+        events = self._merged(_steps(self.series, ticks, rank, codes, raw, np.arange(len(ticks))))
+        starts = _steps(np.flatnonzero(since.known), since.ticks[since.known], _START)
+        steps = np.concatenate([events, self._value_steps(values, of_values), starts]).view(np.recarray)
         return self._made(self._within(steps, since, until), since, until, origin, per, values)
 
     @property
@@ -223,7 +217,7 @@ class _Reader(ColumnReader):
 
     def _merged(self, steps: _Steps) -> _Steps:
         """Events of one series, time and kind as one."""
-        sorted_ = steps.at(np.lexsort((steps.raw, steps.ticks, steps.series)))
+        sorted_ = steps[np.lexsort((steps.raw, steps.ticks, steps.series))]
         keys = sorted_.series, sorted_.ticks, sorted_.raw
         repeats = np.logical_and.reduce([np.r_[False, part[1:] == part[:-1]] for part in keys])
         if count := int(repeats.sum()):
@@ -232,7 +226,7 @@ class _Reader(ColumnReader):
             self.report.append(f"{counted(count, 'event')} merged: the same {by} as of another{marks}")
         if count := after_later(steps.series, steps.ticks):
             self.report.append(f"{counted(count, 'row')} sorted: a later time of the series stood before")
-        return sorted_.at(np.flatnonzero(~repeats))
+        return sorted_[~repeats]
 
     def _within(self, steps: _Steps, since: _Moments, until: _Moments) -> _Steps:
         """Sorted steps of the series that are observed, up to the end of each."""
@@ -249,8 +243,8 @@ class _Reader(ColumnReader):
                 self.report.append(f"{len(names):,} series {why} are left out: {listed(names)}")
         kept &= ~(ends_first | unbegun)[series]
         kept &= (np.bincount(series[kept & (steps.rank != _VALUES)], minlength=count) > 0)[series]
-        steps = steps.at(np.flatnonzero(kept))
-        return steps.at(np.lexsort((steps.raw, steps.code, steps.rank, steps.ticks, steps.series)))
+        steps = steps[kept]
+        return steps[np.lexsort((steps.raw, steps.code, steps.rank, steps.ticks, steps.series))]
 
     # ---------------------------------------------------------------------- values and facts
 
@@ -278,12 +272,12 @@ class _Reader(ColumnReader):
 
     def _value_steps(self, panel: Panel | None, ticks: np.ndarray) -> _Steps:
         if panel is None:
-            return _blank(np.empty(0, np.int64), ticks, _VALUES)
+            return _steps(np.empty(0, np.int64), ticks, _VALUES)
         series = np.array([self.index.get(name, -1) for name in panel.names])[panel.series]
         if left := sum(name not in self.index for name in panel.names):
             self.report.append(f"{left:,} series of {panel.source} are not among the events: left out")
         kept = np.flatnonzero(series >= 0)
-        return _blank(series[kept], ticks[kept], _VALUES)._replace(value=kept)
+        return _steps(series[kept], ticks[kept], _VALUES, value=kept)
 
     def _facts(self, chosen: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Static columns of the chosen series: numbers and codes."""
@@ -357,7 +351,7 @@ class _Reader(ColumnReader):
         rows = np.where(steps.row >= 0, self.table.places[steps.row], 0)
         log = EventLog(
             names=[self.names[s] for s in present], starts=starts, times=(steps.ticks - first[series]) / per, gaps=gaps,
-            codes=steps.code, scored=scored, marks=marks, mark_codes=mark_codes, values=values, static=static,
+            codes=steps.code.copy(), scored=scored, marks=marks, mark_codes=mark_codes, values=values, static=static,
             static_codes=static_codes, since=(begin - first) / per, until=(end - first) / per,
             ended=until.known[present], phases=self._phases(steps.ticks, origin), rows=rows, clock=clock, report=[],
             source=self.table.source, unit=self.table.unit,
@@ -399,16 +393,6 @@ def _common(parts: Sequence[Times]) -> tuple[list[np.ndarray], int, int]:
             exact = [part.ticks.astype(object) * (per // part.per) - min(ends) for part in parts]
             return [part.astype(np.int64) for part in exact], min(ends), per
     return [part.between(part.ticks) for part in parts], 0, 1
-
-
-def _blank(series: np.ndarray, ticks: np.ndarray, rank: int) -> _Steps:
-    """Steps that are no events."""
-    none = np.full(len(series), -1)
-    return _Steps(series, ticks, np.full(len(series), rank), np.full(len(series), NONE), none, none, none)
-
-
-def _joined(parts: Sequence[_Steps]) -> _Steps:
-    return _Steps(*(np.concatenate(part) for part in zip(*parts, strict=True)))
 
 
 # ---------------------------------------------------------------------- the report

@@ -65,8 +65,7 @@ def presents(model: EventModel, log: EventLog, steps: Steps, window: int) -> Ite
     for chosen in track(by_length(last - begin + 1, _AT_ONCE), "predicting", unit="batches"):
         place = begin[chosen][:, None] + np.arange(int((last - begin)[chosen].max()) + 1)
         real = place <= last[chosen][:, None]
-        inputs = steps.inputs_at(np.minimum(place, last[chosen][:, None]), real)
-        inputs = {name: moved(part, model.time_scale) for name, part in inputs.items()}
+        inputs = moved(steps.inputs_at(np.minimum(place, last[chosen][:, None]), real), device)
         state = model.init_state(len(chosen))
         if (past := inputs.pop("past", None)) is not None:
             state = past.put_into(state)

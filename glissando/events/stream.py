@@ -59,7 +59,7 @@ def observe(
         for name, part in parts[0].items()
     }
     inputs["dt"][0, 0] = gap
-    inputs = {name: moved(part, run.model.time_scale) for name, part in inputs.items()}
+    inputs = moved(inputs, run.model.time_scale.device)
     h, after = run.model(inputs.pop("codes"), run.model.init_state(1) if live is None else live.state, **inputs)
     assert after is not None
     known = {*run.encoding.kinds, *run.encoding.inputs}

@@ -15,8 +15,8 @@ from glissando.events.model import EventConfig, EventModel, Likelihood
 from glissando.events.options import EventsData
 from glissando.events.reading import read_events
 from glissando.runs import Run
-from glissando.series.history import Past
 from glissando.series.table_model import TableRun
+from glissando.state import map_state
 from glissando.training.table import TableRunConfig, TableTask, with_sizes
 from glissando.training.task import Loss
 
@@ -87,12 +87,11 @@ def features(
 ) -> tuple[torch.Tensor, Targets, Any]:
     """The features (n, D) after each scored step of a batch, its targets, and the state after the batch where one
     is given."""
-    like = model.time_scale
-    inputs = {name: moved(part, like) for name, part in batch.inputs.items()}
+    inputs = moved(batch.inputs, model.time_scale.device)
     if state is not None and "past" in inputs:  # what is known does not depend on the state that layers start from
         state = inputs.pop("past").put_into(state)
     run = torch.compile(_features, dynamic=False) if compiled else _features
-    targets = Targets(*(part.to(like.device) for part in batch.targets))
+    targets = map_state(lambda part: part.to(model.time_scale.device), batch.targets)
     h, after = run(model, state, inputs)
     return h.flatten(0, 1)[targets.place], targets, after
 
@@ -101,11 +100,9 @@ def _features(model: EventModel, state: Any, inputs: dict[str, Any]) -> tuple[to
     return model(inputs["codes"], state, **{name: part for name, part in inputs.items() if name != "codes"})
 
 
-def moved(value: Any, like: torch.Tensor) -> Any:
-    """A part of a batch on the model's device; times keep their digits until they are divided."""
-    if isinstance(value, Past):
-        return Past(*(part.to(like) for part in value))
-    return None if value is None else value.to(like.device)
+def moved(inputs: Mapping[str, Any], device: torch.device) -> dict[str, Any]:
+    """What the model is called with on its device; times keep their digits until they are divided."""
+    return {name: map_state(lambda part: part.to(device), value) for name, value in inputs.items()}
 
 
 class EventsTask(TableTask):
