@@ -241,7 +241,7 @@ class Intensity(Waits):
 
     def log_survival(self, params: Params, wait: Tensor) -> Tensor:
         base, jumps = params
-        return -self._integrals((base.sum(-1, keepdim=True), jumps.sum(-2, keepdim=True)), wait).squeeze(-1)
+        return -self._within((base.sum(-1, keepdim=True), jumps.sum(-2, keepdim=True)), wait, wait).squeeze(-1)
 
     def log_interval(self, params: Params, wait: Tensor, resolution: float) -> Tensor:
         begun = (wait - resolution).clamp_min(0)
@@ -260,17 +260,11 @@ class Intensity(Waits):
         """beta (M)."""
         return (-self.centre - self.spread * self.reach).exp()
 
-    def _integrals(self, params: Params, wait: Tensor) -> Tensor:
-        """The integral (..., K) of the hazards from 0 to w."""
+    def _within(self, params: Params, wait: Tensor, length: Tensor | float) -> Tensor:
+        """The integral (..., K) of the hazards from w - length to w."""
         base, jumps = params
-        decays, wait = self._decays(), wait.unsqueeze(-1)
-        return base * wait + _summed(jumps, -torch.expm1(-decays * wait) / decays)
-
-    def _within(self, params: Params, wait: Tensor, resolution: float) -> Tensor:
-        """The integral (..., K) of the hazards from w - r to w."""
-        base, jumps = params
-        begun, decays = (wait - resolution).clamp_min(0).unsqueeze(-1), self._decays()
-        width = wait.clamp_max(resolution).unsqueeze(-1)
+        begun, decays = (wait - length).clamp_min(0).unsqueeze(-1), self._decays()
+        width = wait.clamp_max(length).unsqueeze(-1)
         return base * width + _summed(jumps, (-decays * begun).exp() * -torch.expm1(-decays * width) / decays)
 
 
