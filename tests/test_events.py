@@ -370,7 +370,7 @@ def test_futures_follow_what_is_known_in_closed_form(resolution):
     source = logs(count=4, ties=0.3)
     run = a_run(source, resolution=resolution)
     log, n = read(source, run.encoding, end="200")[0], 2000
-    (present,) = presents(run.model, log, Steps.of(log, run.encoding, run.scales), 256)
+    (present,) = presents(run, log)
     times = torch.tensor([1.0, 2.0, 5.0])
     known = ahead(run.model, present.h, present.after, times)
     found = futures(run.model, present, 5.0, n, torch.Generator().manual_seed(0))
@@ -397,7 +397,7 @@ def test_the_survival_ahead_is_that_of_the_likelihood():
     near, far = (read(source, run.encoding, end=end)[0] for end in ("180", "183"))
     prepared = prepare(
         from_dict(EventsData, {"group": "id", "time": "t", "kind": "kind", "resolution": "0"}, "data"), source=source
-    )._replace(scales=run.scales, encoding=run.encoding)
+    )._replace(scales=run.model, encoding=run.encoding)
     found = predict(run, near, 3.0)
     known = found.groupby("id", sort=False)["survival"].first().to_numpy(float)
     assert np.log(known).sum() == pytest.approx(
@@ -433,7 +433,7 @@ def test_a_future_without_end_is_an_error():
     source = logs(count=2)
     run = a_run(source)
     log = run.read(source)
-    (present,) = presents(run.model, log, Steps.of(log, run.encoding, run.scales), 256)
+    (present,) = presents(run, log)
     with pytest.raises(NotFiniteError, match="more than 3 events"):
         futures(run.model, present, 3 * float(run.model.time_scale), 200, torch.Generator().manual_seed(0), most=3)
     with pytest.raises(ConfigError, match="median gap"):

@@ -167,19 +167,21 @@ class Steps:
     after: After
 
     @classmethod
-    def of(cls, log: EventLog, encoding: EventEncoding, scales: Scales) -> Steps:
+    def of(cls, log: EventLog, encoding: EventEncoding, units: Any) -> Steps:
+        """units: Scales, or the model that has them."""
         first = np.zeros(len(log.times), bool)
         first[log.starts[:-1]] = True
         begins = torch.from_numpy(first)
-        parts = {
+        columns = {
             "codes": log.codes, "dt": log.gaps, "marks": log.marks, "mark_codes": log.mark_codes, "values": log.values,
             "phases": log.phases if encoding.clock else log.phases[:, :0],
         }  # fmt: skip
-        inputs = {name: torch.from_numpy(part) for name, part in parts.items() if part.ndim == 1 or part.shape[1]}
+        inputs = {name: torch.from_numpy(part) for name, part in columns.items() if part.ndim == 1 or part.shape[1]}
         facts = {"static": log.static, "static_codes": log.static_codes}
-        scaled = torch.from_numpy((log.values - scales.value_mean) / scales.value_scale)
-        gaps = torch.from_numpy(log.gaps / scales.time_scale)
-        known = history(scaled[None], ~scaled[None].isnan(), gaps[None], first=begins[None])
+        parts = units.value_mean, units.value_scale, units.time_scale
+        mean, scale, step = (torch.as_tensor(part).double().cpu() for part in parts)
+        scaled, gaps = (torch.from_numpy(log.values)[None] - mean) / scale, torch.from_numpy(log.gaps)[None] / step
+        known = history(scaled, ~scaled.isnan(), gaps, first=begins[None])
         return cls(
             torch.from_numpy(log.series), begins, inputs,
             {name: torch.from_numpy(part) for name, part in facts.items() if part.shape[1]},

@@ -9,7 +9,6 @@ import numpy as np
 import torch
 
 from glissando.errors import ConfigError
-from glissando.events.batches import Steps
 from glissando.events.log import EventLog
 from glissando.events.sample import Futures, ahead, futures, presents
 from glissando.events.task import EventRun
@@ -69,7 +68,7 @@ def predict(
     parts = {name: np.empty(shape) for name in ("hazard", "survival", "first", *drawn)}
     require_seed(seed)
     generator = torch.Generator().manual_seed(seed)
-    for present in presents(model, log, Steps.of(log, run.encoding, run.scales), 2 * run.data.window):
+    for present in presents(run, log):
         series = present.series.numpy()
         closed = ahead(model, present.h, present.after, torch.from_numpy(times))
         parts["hazard"][series], parts["first"][series] = closed.hazard.numpy(), closed.first.numpy()
@@ -120,11 +119,7 @@ def sample(run: EventRun, log: EventLog, horizon: Any, samples: int = 100, seed:
     end = float(run.horizons(horizon)[-1])
     require_seed(seed)
     generator = torch.Generator().manual_seed(seed)
-    steps = Steps.of(log, run.encoding, run.scales)
-    parts = [
-        futures(run.model, present, end, samples, generator)
-        for present in presents(run.model, log, steps, 2 * run.data.window)
-    ]
+    parts = [futures(run.model, present, end, samples, generator) for present in presents(run, log)]
     paths = Futures(*(np.concatenate(part) for part in zip(*parts, strict=True)))
     order = np.lexsort((paths.kind, paths.time, paths.future, paths.series))
     paths = Futures(*(part[order] for part in paths))

@@ -20,7 +20,7 @@ from glissando.errors import ConfigError, NotFiniteError
 from glissando.events.batches import Ints, Steps
 from glissando.events.log import FIRST, EventLog
 from glissando.events.model import EventModel
-from glissando.events.task import moved
+from glissando.events.task import EventRun, moved
 from glissando.progress import track
 from glissando.state import select_rows
 
@@ -57,10 +57,10 @@ class Present(NamedTuple):
 
 
 @torch.no_grad()
-def presents(model: EventModel, log: EventLog, steps: Steps, window: int) -> Iterator[Present]:
-    """All series at the end of their observation, in batches of similar length; at most `window` steps are read."""
-    last = log.starts[1:] - 1
-    begin = np.maximum(log.starts[:-1], last + 1 - window)
+def presents(run: EventRun, log: EventLog) -> Iterator[Present]:
+    """All series at the end of their observation, in batches of similar length; the steps of two windows are read."""
+    model, steps, last = run.model, Steps.of(log, run.encoding, run.model), log.starts[1:] - 1
+    begin = np.maximum(log.starts[:-1], last + 1 - 2 * run.data.window)
     device = model.time_scale.device
     for chosen in track(by_length(last - begin + 1, _AT_ONCE), "predicting", unit="batches"):
         place = begin[chosen][:, None] + np.arange(int((last - begin)[chosen].max()) + 1)

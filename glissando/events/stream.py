@@ -69,7 +69,7 @@ def observe(
 
 def _inputs(run: EventRun, log: EventLog) -> dict[str, Any]:
     """What the model is called with for the steps of one series, (1, T, ...)."""
-    steps, index = Steps.of(log, run.encoding, run.scales), np.arange(len(log.times))[None]
+    steps, index = Steps.of(log, run.encoding, run.model), np.arange(len(log.times))[None]
     inputs = {name: part for name, part in steps.inputs_at(index, index >= 0).items() if name not in ("mask", "past")}
     if run.encoding.values is not None:
         inputs["values"] = torch.full((1, len(log.times), len(run.encoding.values.columns)), torch.nan)

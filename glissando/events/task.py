@@ -71,7 +71,7 @@ def prepare(
     return Prepared(encoding, units, cut, windows_of(valid, data, encoding, units), train, valid, lines)
 
 
-def windows_of(log: EventLog, data: EventsData, encoding: EventEncoding, units: Scales) -> Windows:
+def windows_of(log: EventLog, data: EventsData, encoding: EventEncoding, units: Any) -> Windows:
     """The windows of a log as it is scored: each knows a whole window of steps before it."""
     return Windows.of(Steps.of(log, encoding, units), data, warm=data.window)
 
@@ -175,12 +175,5 @@ class EventRun(TableRun):
         DataError for what it cannot read."""
         return read_events(self.data, source, self.encoding, facts, values)[0]
 
-    @property
-    def scales(self) -> Scales:
-        """Those that the model was trained with."""
-        *parts, time, mean, scale = (self.model.get_buffer(name).double().cpu().numpy() for name in Scales._fields[:-2])
-        head = self.model.head
-        return Scales._make([*parts, float(time), float(mean), float(scale), float(head.centre), float(head.spread)])
-
     def windows(self, log: EventLog) -> Windows:
-        return windows_of(log, self.data, self.encoding, self.scales)
+        return windows_of(log, self.data, self.encoding, self.model)
