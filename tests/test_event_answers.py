@@ -10,45 +10,30 @@ import numpy as np
 import pandas
 import pytest
 import torch
+from test_events import logs, model_of
 
 from glissando.cli import main
-from glissando.config import from_dict
 from glissando.events.evaluation import predicted, truth_of
 from glissando.events.options import EventsData
 from glissando.events.pictures import HISTORY, RESIDUALS, draw, track
 from glissando.events.processes import drawn, process_of, table
-from glissando.events.task import EventRun, Prepared, build, call, prepare
+from glissando.events.task import EventRun, call
 from glissando.series.tables import read_table
 
-COLUMNS = {"group": "id", "time": "t", "kind": "kind", "batch_size": 4}
-HAWKES = {"group": "series", "time": "time", "kind": "kind", "start": "0", "end": "end"}
+HAWKES = {"group": "series", "time": "time", "time_unit": None, "start": "0", "end": "end"}
 
 
-def days(count: int = 12, length: int = 40, dates: bool = False) -> pandas.DataFrame:
+def days(dates: bool = False) -> pandas.DataFrame:
     """Random logs of whole days, some of them at one time."""
-    chance, rows = np.random.default_rng(0), []
-    for series in range(count):
-        gaps = np.where(chance.random(length) < 0.15, 0, chance.geometric(0.2, length))
-        rows += [(series, t, f"k{k}") for t, k in zip(np.cumsum(gaps), chance.integers(3, size=length), strict=True)]
-    made = pandas.DataFrame(rows, columns=["id", "t", "kind"])
+    made = logs(length=40, ties=0.15)
     if dates:
         made["t"] = pandas.Timestamp("2026-01-05") + pandas.to_timedelta(made["t"], "D")
     return made
 
 
-def model_of(source: object, window: int = 16, **more: object) -> tuple[torch.nn.Module, Prepared]:
-    prepared = prepare(from_dict(EventsData, {**COLUMNS, "window": window, **more}, "data"), source=source)
-    torch.manual_seed(0)
-    options = {
-        "hidden_size": 16, "mixer": {"kind": "delta", "heads": 2, "input": "impulse"}, "depth": {"layers": 1},
-        "head": "intensity",
-    }  # fmt: skip
-    return build(options, prepared.encoding, prepared.scales).eval(), prepared
-
-
 @pytest.mark.parametrize("dates", [False, True])
 def test_answers_are_those_of_the_likelihood_in_the_order_of_the_log(dates: bool) -> None:
-    model, prepared = model_of(days(dates=dates), end=None)
+    model, prepared = model_of(days(dates), window=16, head="intensity", time_unit=None)
     held, encoding = prepared.valid, prepared.encoding
     assert encoding.ties
     assert encoding.resolution > 0
@@ -72,7 +57,7 @@ def test_answers_are_those_of_the_likelihood_in_the_order_of_the_log(dates: bool
 
 
 def test_a_window_more_or_less_changes_no_order() -> None:
-    one = [model_of(days(), window=window) for window in (8, 64)]
+    one = [model_of(days(), window=window, head="intensity") for window in (8, 64)]
     first, second = (predicted(model, prepared.valid) for model, prepared in one)
     came = one[0][1].valid.steps.after.scored()
     assert len(first.time) == len(second.time) == len(came.wait)
@@ -83,7 +68,7 @@ def test_the_truth_of_a_generated_table_is_found_for_every_step() -> None:
     process = process_of("hawkes5")
     text = table("hawkes5", 6, seed=2)
     source = pandas.read_csv(io.StringIO(text))
-    _, prepared = model_of(source, **HAWKES, valid_fraction=0.5)
+    _, prepared = model_of(source, head="intensity", **HAWKES, valid_fraction=0.5)
     frame = read_table(source)
     truth, lines = truth_of(frame, prepared.valid_log, prepared.valid.steps)
     assert truth is not None
@@ -96,7 +81,7 @@ def test_the_truth_of_a_generated_table_is_found_for_every_step() -> None:
     assert np.allclose(truth.time[:count], expected[0].time, atol=1e-5)
     assert truth.time[count] == pytest.approx(expected[0].end, abs=1e-5)
     assert truth_of(read_table(source.drop(columns="truth_end")), prepared.valid_log, prepared.valid.steps)[0] is None
-    _, cut = model_of(source, **HAWKES, split="future")
+    _, cut = model_of(source, head="intensity", **HAWKES, split="future")
     missing, lines = truth_of(frame, cut.valid_log, cut.valid.steps)
     assert missing is None
     assert "hold whole series out" in lines[0]
@@ -104,7 +89,7 @@ def test_the_truth_of_a_generated_table_is_found_for_every_step() -> None:
 
 def test_the_hazards_of_a_picture_integrate_to_the_residuals(tmp_path: Path) -> None:
     source = pandas.read_csv(io.StringIO(table("hawkes5", 4)))
-    model, prepared = model_of(source, **HAWKES)
+    model, prepared = model_of(source, head="intensity", **HAWKES)
     held, log = prepared.valid, prepared.valid_log
     came, found = held.steps.after.scored(), predicted(model, held)
     assert found.high is not None

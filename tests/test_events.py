@@ -32,9 +32,12 @@ def frame(text: str) -> pandas.DataFrame:
     return pandas.DataFrame(rows, columns=["id", "t", "kind"])
 
 
+def data_of(**more):
+    return from_dict(EventsData, {"group": "id", "time": "t", "kind": "kind", "time_unit": "d", **more}, "data")
+
+
 def read(source, encoding=None, **more):
-    data = from_dict(EventsData, {"group": "id", "time": "t", "kind": "kind", "time_unit": "d", **more}, "data")
-    return read_events(data, source, encoding)
+    return read_events(data_of(**more), source, encoding)
 
 
 def table(tmp_path, text: str, name: str = "facts.csv") -> str:
@@ -55,14 +58,12 @@ def logs(count: int = 12, length: int = 30, kinds: int = 3, seed: int = 0, ties:
     return pandas.DataFrame(rows, columns=["id", "t", "kind"])
 
 
-def model_of(source, **more):
+def model_of(source, *others, head="mixture", **more):
     """A new model of a frame, in float64, with its windows."""
-    data = from_dict(
-        EventsData, {"group": "id", "time": "t", "kind": "kind", "time_unit": "d", "batch_size": 4, **more}, "data"
-    )
-    prepared = prepare(data, source=source)
+    prepared = prepare(data_of(batch_size=4, **more), None, source, *others)
     torch.manual_seed(1)
-    options = {"hidden_size": 16, "mixer": {"kind": "delta", "heads": 2, "input": "impulse"}, "depth": {"layers": 1}}
+    mixer = {"kind": "delta", "heads": 2, "input": "impulse"}
+    options = {"hidden_size": 16, "mixer": mixer, "depth": {"layers": 1}, "head": head}
     model = build(options, prepared.encoding, prepared.scales).double().eval()
     model.set_scales(**prepared.scales._asdict())
     return model, prepared
@@ -214,8 +215,7 @@ def test_an_end_that_is_said_twice_differently(tmp_path):
 def test_the_likelihood_of_a_split_by_time_adds_up(end):
     source = logs(ties=0.2)
     model, prepared = model_of(source, split="future", end=end, resolution="1")
-    data = from_dict(EventsData, {"group": "id", "time": "t", "kind": "kind", "time_unit": "d", "end": end}, "data")
-    whole, _ = read_events(data, source, prepared.encoding)
+    whole, _ = read_events(data_of(end=end), source, prepared.encoding)
     train, held, _ = parts(whole, from_dict(EventsData, {"split": "future"}, "data"), 1.0)
     both = total(model, train, prepared) + total(model, held, prepared)
     assert both == pytest.approx(total(model, whole, prepared), abs=1e-9)
@@ -359,10 +359,9 @@ def test_train_and_evaluate(tmp_path, monkeypatch, capsys):
 # ---------------------------------------------------------------------- what may come
 
 
-def a_run(source, **more):
-    model, prepared = model_of(source, **more)
-    data = from_dict(EventsData, {"group": "id", "time": "t", "kind": "kind", "time_unit": "d", **more}, "data")
-    return EventRun(model, prepared.encoding, data)
+def a_run(source, *others, **more):
+    model, prepared = model_of(source, *others, **more)
+    return EventRun(model, prepared.encoding, data_of(**more))
 
 
 @pytest.mark.parametrize("resolution", ["0", "1"])
@@ -395,9 +394,7 @@ def test_the_survival_ahead_is_that_of_the_likelihood():
     source = logs(count=3)
     run = a_run(source, resolution="0")
     near, far = (read(source, run.encoding, end=end)[0] for end in ("180", "183"))
-    prepared = prepare(
-        from_dict(EventsData, {"group": "id", "time": "t", "kind": "kind", "resolution": "0"}, "data"), source=source
-    )._replace(scales=run.model, encoding=run.encoding)
+    prepared = prepare(data_of(resolution="0"), source=source)._replace(scales=run.model, encoding=run.encoding)
     found = predict(run, near, 3.0)
     known = found.groupby("id", sort=False)["survival"].first().to_numpy(float)
     assert np.log(known).sum() == pytest.approx(

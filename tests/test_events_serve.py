@@ -13,14 +13,12 @@ import torch
 pytest.importorskip("starlette", reason="needs the [serve] extra")
 import httpx2 as httpx
 from serving import running
-from test_events import logs
+from test_events import a_run, logs
 
 from glissando.cli import main
-from glissando.config import from_dict
 from glissando.events.forecast import predict
-from glissando.events.options import EventsData
 from glissando.events.stream import observe, what_comes
-from glissando.events.task import EventRun, build, prepare
+from glissando.events.task import EventRun
 from glissando.series.live import Live
 from glissando.serving.events import EventServer
 
@@ -50,17 +48,7 @@ def tables() -> tuple[pandas.DataFrame, pandas.DataFrame]:
 @pytest.fixture(scope="module")
 def run() -> EventRun:
     source, facts = tables()
-    return made(OPTIONS, source, facts=facts)
-
-
-def made(options: dict[str, Any], source: pandas.DataFrame, **more: pandas.DataFrame) -> EventRun:
-    """A new model, as it reads the columns of test_events."""
-    data = from_dict(EventsData, {"group": "id", "time": "t", "kind": "kind", "time_unit": "d", **options}, "data")
-    prepared = prepare(data, source=source, **more)
-    torch.manual_seed(1)
-    mixer = {"kind": "delta", "heads": 2, "input": "impulse"}
-    model = build({"hidden_size": 16, "mixer": mixer, "depth": {"layers": 1}}, prepared.encoding, prepared.scales)
-    return EventRun(model.double().eval(), prepared.encoding, data)
+    return a_run(source, facts, **OPTIONS)
 
 
 def happened(who: str) -> Iterator[tuple[int, list[dict[str, Any]], dict[str, Any]]]:
@@ -105,7 +93,7 @@ def test_one_time_after_another_gives_what_the_whole_log_gives(run: EventRun) ->
 def test_values_between_events_are_read() -> None:
     source = logs(count=4).astype({"id": str})
     measured = pandas.DataFrame({"id": ["0", "0", "1"], "t": [7, 40, 3], "pressure": [120.0, 131.0, 99.0]})
-    run = made({}, source, values=measured)
+    run = a_run(source, None, measured)
     whole = predict(run, run.read(source, None, measured), 3.0)
     rows, live = source[source["id"] == "0"], None
     for time in sorted({*rows["t"], 7, 40}):
