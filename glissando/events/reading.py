@@ -127,8 +127,6 @@ class _Reader(ColumnReader):
         values, measured = self._values()
         read = [times(self.table, str(data.time), self._form), measured, start[0], end[0]]
         (ticks, of_values, of_start, of_end), origin, per = _common(read)
-        if self._form == "date" and ticks.dtype.kind == "f":
-            raise DataError(f"the times {data.time} span more than 292 years, beyond nanoseconds: correct the outlier")
         since, until = (
             _Moments.of(each, series, len(self.names)) for each, (_, series) in ((of_start, start), (of_end, end))
         )
@@ -339,8 +337,8 @@ class _Reader(ColumnReader):
         values = np.full((len(series), 0 if panel is None else panel.values.shape[1]), np.nan)
         if panel is not None:
             values[steps.value >= 0] = panel.values[steps.value[steps.value >= 0]]
-        whole = Times(first if first.dtype.kind == "f" else first.astype(object) + origin, per)
-        clock = Clock(self.fixed.time_form, self.fixed.unit, whole.origins(np.arange(len(first)), self._form))
+        origins = Times(first.astype(object) + origin, per).origins(np.arange(len(first)), self._form)
+        clock = Clock(self.fixed.time_form, self.fixed.unit, origins)
         if self.known is None:
             tied = scored[1:] & scored[:-1] & (gaps[1:] == 0) & (series[1:] == series[:-1])
             days = 0.0 if self._form != "date" else float(steps.ticks.max() - steps.ticks.min()) / 86400e9
@@ -383,16 +381,17 @@ class _Reader(ColumnReader):
 
 
 def _common(parts: Sequence[Times]) -> tuple[list[np.ndarray], int, int]:
-    """Ticks of several columns on one line of time; origin + ticks / per is a time: int64 since the earliest tick, or
-    floats with 0 as the origin, where a column has such or digits that do not fit."""
-    filled = [part for part in parts if len(part.ticks)]
-    per = max(part.per for part in filled)
-    if all(part.ticks.dtype.kind != "f" for part in filled):
-        ends = [int(end) * (per // part.per) for part in filled for end in (part.ticks.min(), part.ticks.max())]
-        if max(ends) - min(ends) < 2**63:
-            exact = [part.ticks.astype(object) * (per // part.per) - min(ends) for part in parts]
-            return [part.astype(np.int64) for part in exact], min(ends), per
-    return [part.between(part.ticks) for part in parts], 0, 1
+    """Ticks of several columns on one line of time; origin + ticks / per is a time: int64 since the earliest tick,
+    float64 where these do not fit, or where a column is of floats, whose origin is 0."""
+    if any(part.ticks.dtype.kind == "f" for part in parts if len(part.ticks)):
+        return [part.between(part.ticks) for part in parts], 0, 1
+    per = max(part.per for part in parts)
+    ticks = [part.ticks.astype(object) * (per // part.per) for part in parts]
+    origin, last = (end(np.concatenate(ticks)) for end in (min, max))
+    if last - origin > 10**300:
+        raise DataError("the times of the tables lie too far apart for their digits: correct the outlier")
+    kind = np.int64 if last - origin < 2**63 else np.float64
+    return [(part - origin).astype(kind) for part in ticks], origin, per
 
 
 # ---------------------------------------------------------------------- the report
