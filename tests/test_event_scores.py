@@ -194,6 +194,7 @@ def test_figures_by_hand() -> None:
     assert row["next_time"] == pytest.approx(2 / 3)
     assert row["accuracy"] == pytest.approx(2 / 3)
     assert list(found.figures) == ["model"]
+    assert found.headline() == "No predictor was fitted beside it."
     assert found.events == 3
 
 

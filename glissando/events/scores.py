@@ -67,10 +67,10 @@ class Score(NamedTuple):
 
     def headline(self) -> str:
         """Whether the model is worth keeping, and how far it is from the truth."""
+        others = [who for who in self.figures if who not in ("model", TRUTH)]
+        line = f"The model is better than {in_words(others)}." if others else "No predictor was fitted beside it."
         if self.worse:
             line = f"THE MODEL IS NO BETTER than {in_words(self.worse)}: train longer or on more data."
-        else:
-            line = f"The model is better than {in_words([who for who in self.figures if who not in ('model', TRUTH)])}."
         if TRUTH in self.figures:
             row = self.figures[TRUTH]
             ends = [f"{-row[f'model_minus_{end}']:.4f}" for end in ("high", "low") if f"model_minus_{end}" in row]
