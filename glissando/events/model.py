@@ -25,7 +25,7 @@ from glissando.errors import InputError
 from glissando.events.batches import Targets
 from glissando.events.heads import WAITS, Params, Waits
 from glissando.initialization import Scheme
-from glissando.mixers import MIXERS, Context, LiquidConfig, Memo
+from glissando.mixers import MIXERS, Context, LiquidConfig
 from glissando.mixers.liquid.scan import require_time
 from glissando.series.anchor import logarithm
 from glissando.series.history import Past, history
@@ -142,9 +142,6 @@ class EventModel(TableModel):
         static: Tensor | None = None,
         static_codes: Tensor | None = None,
         past: Past | None = None,
-        control: Tensor | None = None,
-        donate: bool = False,
-        memo: Memo | None = None,
     ) -> tuple[Tensor, ModelState | None]:
         """The features after each step.
 
@@ -160,22 +157,19 @@ class EventModel(TableModel):
             static: Numbers (B, P) of the series, NaN where missing; None: all are.
             static_codes: Categories (B, R) of the series; None: all are missing.
             past: What is known of the values before the first step, (B, K), where no state is given.
-            control: Control (B, C), or (B, T, C) if it varies by step.
-            donate: Whether the given state may be changed in place; only without gradients.
-            memo: As in LanguageModel.forward; only without gradients.
 
         Returns:
             Features (B, T, D), and the state after the last step, or None if no state was given.
 
         Raises:
             InputError: A shape does not fit, or the state belongs to another model.
-            ContextError: The model does not accept one of the signals mask and control.
+            ContextError: The model does not accept a mask.
         """
         self._require_parts(
             codes, dt=dt, phases=phases, marks=marks, mark_codes=mark_codes, values=values, static=static,
             static_codes=static_codes,
         )  # fmt: skip
-        self._check(codes, state, Context(mask, None, control, donate, memo))
+        self._check(codes, state, Context(mask))
         like = self.entry.weight
         gaps = torch.ones(codes.shape, dtype=like.dtype, device=codes.device)
         gaps = gaps if dt is None else (dt / self.time_scale).to(like.dtype)
@@ -195,7 +189,7 @@ class EventModel(TableModel):
             parts += [scaled, there, known.value, logarithm(known.age), known.mean, known.number.log1p() / 3]
         parts.append(self._facts(codes.shape[0], static, static_codes).unsqueeze(1).expand(-1, codes.shape[1], -1))
 
-        ctx = Context(mask, gaps if "dt" in self.depth.accepts else None, control, donate, memo)
+        ctx = Context(mask, gaps if "dt" in self.depth.accepts else None)
         embedded: list[tuple[nn.Module, Tensor]] = [(self.embedding, codes)]
         if mark_codes is not None:
             embedded += zip(self.categories, mark_codes.unbind(-1), strict=True)

@@ -91,9 +91,7 @@ class Score(NamedTuple):
         return "\n".join([self.headline(), about, *table])
 
 
-def score(
-    observed: After, model: Predicted, train: After | None, unit: str, truth: Predicted | None = None, seed: int = 0
-) -> Score:
+def score(observed: After, model: Predicted, train: After | None, unit: str, truth: Predicted | None = None) -> Score:
     """The figures of a model on what is held out.
 
     Args:
@@ -102,7 +100,6 @@ def score(
         train: What the model was trained on, to which the baselines are fitted; None: there are none.
         unit: Of the times.
         truth: Where it is known.
-        seed: Of the draws within intervals.
     """
     predicted = {"model": model}
     if train is not None:
@@ -115,7 +112,7 @@ def score(
     for who, each in predicted.items():
         parts = {"log_likelihood": each.time + each.kind, "time": each.time, "kind": each.kind}
         row = {name: float(part.sum() / observed.events) for name, part in parts.items()}
-        row |= _of_forecasts(observed, each, seed)
+        row |= _of_forecasts(observed, each)
         resampled = bootstrap.means(parts["log_likelihood"])
         if who == "model":
             row |= bootstrap.interval("log_likelihood", resampled)
@@ -126,7 +123,7 @@ def score(
     return Score(observed.events, int(observed.end.sum()), len(np.unique(observed.series)), unit, figures)
 
 
-def _of_forecasts(observed: After, each: Predicted, seed: int) -> dict[str, float]:
+def _of_forecasts(observed: After, each: Predicted) -> dict[str, float]:
     """What is known of a predictor beside its likelihood."""
     row, arrives, event = {}, observed.arrives, observed.is_event
     if each.median is not None and arrives.any():
@@ -136,12 +133,12 @@ def _of_forecasts(observed: After, each: Predicted, seed: int) -> dict[str, floa
         row["accuracy"] = float((kinds.argmax(1) == observed.kind[event]).mean())
         row["calibration"] = calibration(np.exp(kinds), observed.kind[event])
     if each.low is not None and each.high is not None:
-        rescaled = residuals(observed, each.low, each.high, seed)
+        rescaled = residuals(observed, each.low, each.high)
         row |= {"ks": rescaled.distance, "ks_p": rescaled.p}
     return row
 
 
-def residuals(observed: After, low: Floats, high: Floats, seed: int = 0) -> Residuals:
+def residuals(observed: After, low: Floats, high: Floats) -> Residuals:
     """The hazard integrated from each event to the next.
 
     One of an interval is drawn within it, and one that observation ends goes on by an exponential draw: both leave them
@@ -151,9 +148,8 @@ def residuals(observed: After, low: Floats, high: Floats, seed: int = 0) -> Resi
         observed: What came.
         low: (n,) the integral over each wait, of an interval to its begin.
         high: (n,) to its end; `low` where times are exact, or the wait is censored.
-        seed: Of the draws.
     """
-    rng = np.random.default_rng(seed)
+    rng = np.random.default_rng(0)
     arrives, waits = observed.arrives, observed.wait > 0
     inside = low - np.log1p(-rng.random(len(low)) * -np.expm1(low - high))
     piece = np.where(arrives & (observed.resolution > 0), inside, high)
