@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import field
-from typing import Annotated, Any
+from typing import Annotated
 
 from pydantic import BeforeValidator, PositiveInt
 
 from glissando.config import options
 from glissando.series.options import Names, TableData
 
-#: a time, or the name of a column of times: a text, also where it is a number
+#: a time, the name of a column of times, or a duration: a text, also where it is a number
 Moment = Annotated[str, BeforeValidator(lambda value: value if value is None else str(value)), str]
-#: a duration: as for a horizon
-Span = Annotated[Any, BeforeValidator(lambda value: value if value is None else str(value)), str]
 
 
 @options
@@ -41,6 +39,6 @@ class EventsData(TableData):
     values_path: str | None = None
     start: Moment | None = None
     end: Moment | None = None
-    resolution: Span | None = None
+    resolution: Moment | None = None
     window: PositiveInt = 128
     batch_size: PositiveInt = 16

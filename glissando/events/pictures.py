@@ -44,7 +44,7 @@ class Track(NamedTuple):
     hazards: Floats
 
 
-def draw(run: EventRun, windows: Windows, log: EventLog, prediction: Predicted, out: Path) -> list[Path]:
+def draw(run: EventRun, windows: Windows, log: EventLog, prediction: Predicted, out: Path) -> None:
     """Both pictures in the directory `out`, which is made where it is not there."""
     out.mkdir(parents=True, exist_ok=True)
     came = windows.steps.after.scored()
@@ -53,11 +53,8 @@ def draw(run: EventRun, windows: Windows, log: EventLog, prediction: Predicted, 
     some = [track(run.model, windows, log, int(series)) for series in longest]
     assert prediction.low is not None
     assert prediction.high is not None
-    left = residuals(came, prediction.low, prediction.high)
-    return [
-        draw_histories(some, run.encoding.kinds, out / HISTORY, log.clock.unit),
-        draw_residuals(left, out / RESIDUALS),
-    ]
+    draw_histories(some, run.encoding.kinds, out / HISTORY, log.clock.unit)
+    draw_residuals(residuals(came, prediction.low, prediction.high), out / RESIDUALS)
 
 
 @torch.no_grad()
@@ -86,7 +83,7 @@ def track(model: EventModel, windows: Windows, log: EventLog, series: int) -> Tr
     )  # fmt: skip
 
 
-def draw_histories(tracks: Sequence[Track], kinds: Sequence[str], out: Path, unit: str) -> Path:
+def draw_histories(tracks: Sequence[Track], kinds: Sequence[str], out: Path, unit: str) -> None:
     """Each track's events as marks, a row for each kind, and under them the hazards."""
     factor, unit = readable(unit, max(float(np.ptp(track.at)) for track in tracks))
     usual = np.argsort(-sum(np.bincount(track.kinds, minlength=len(kinds)) for track in tracks), kind="stable")
@@ -116,20 +113,16 @@ def draw_histories(tracks: Sequence[Track], kinds: Sequence[str], out: Path, uni
         below.set_xlabel(f"time since the first step ({unit})")
         below.set_ylabel(f"events per {unit}" if unit else "hazard")
     figure.savefig(out)
-    return out
 
 
-def draw_residuals(residuals: Residuals, out: Path) -> Path:
+def draw_residuals(residuals: Residuals, out: Path) -> None:
     """Quantiles of the residuals, ascending, against those of the exponential distribution, with the band within which
     19 of 20 lie where the model is right."""
-    from statistics import NormalDist
-
     figure, (axes,) = figure_and_axes()
     values, count = residuals.values, len(residuals.values)
     share = (np.arange(count) + 0.5) / count
     expected = -np.log1p(-share)
-    z = NormalDist().inv_cdf(0.975)
-    spread = z * np.sqrt(share / (1 - share) / count)  # of an order statistic, at its quantile
+    spread = 1.96 * np.sqrt(share / (1 - share) / count)  # of an order statistic, at its quantile
     axes.fill_between(
         expected, np.maximum(expected - spread, 0), expected + spread, color="#9aa5b1", alpha=0.35, linewidth=0
     )
@@ -142,4 +135,3 @@ def draw_residuals(residuals: Residuals, out: Path) -> Path:
     ends = ((expected[-1], "a right model", "#222222"), (expected[-1] + spread[-1], "95 % of right ones", "#5f6b76"))
     label_ends(axes, [*ends, (values[-1], "this model", "#0b6e99")])
     figure.savefig(out)
-    return out
