@@ -8,7 +8,7 @@ wait, further events at the same time; each is read by the model before the next
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -199,14 +199,12 @@ def _read(model: EventModel, at: Present, kind: Tensor, gap: Tensor) -> Present:
     periods = torch.tensor(_PERIODS, dtype=torch.float64, device=device)
     phases = (at.phases + gap.unsqueeze(1) / periods) % 1
     missing = torch.full((rows, 1, 1), torch.nan, device=device)
-    inputs: dict[str, Any] = {
-        "phases": phases.unsqueeze(1) if config.clock else None,
-        "marks": missing.expand(-1, -1, config.marks) if config.marks else None,
-        "values": missing.expand(-1, -1, config.values) if config.values else None,
-    }
-    if categories := len(config.mark_categories):
-        inputs["mark_codes"] = torch.zeros(rows, 1, categories, dtype=torch.int64, device=device)
-    inputs = {name: part for name, part in inputs.items() if part is not None} | at.facts
+    sizes = {"marks": config.marks, "values": config.values}
+    inputs = at.facts | {name: missing.expand(-1, -1, size) for name, size in sizes.items() if size}
+    if config.clock:
+        inputs["phases"] = phases.unsqueeze(1)
+    if config.mark_categories:
+        inputs["mark_codes"] = missing.new_zeros(rows, 1, len(config.mark_categories), dtype=torch.int64)
     h, state = model((kind + FIRST).unsqueeze(1), at.state, dt=gap.unsqueeze(1), **inputs)
     assert state is not None
     return at._replace(state=state, h=h[:, 0], phases=phases)
