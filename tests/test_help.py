@@ -62,7 +62,7 @@ def test_positional_arguments_are_in_capitals(command, capsys):
         "glissando",
         command,
         "options",
-        *{"series": series.ACTIONS, "events": events.actions()}.get(command, ()),
+        *{"series": series.actions(), "events": events.actions()}.get(command, ()),
     }
     assert set(words) <= actions | ({"build", "show"} if command == "laplacian" else set())
     listed = re.search(r"positional arguments:\n(.*?)\n\n", rest, re.DOTALL)

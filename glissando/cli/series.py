@@ -12,6 +12,7 @@ from glissando.cli.tables import (
     SERVING,
     TRAINING,
     USUAL,
+    Actions,
     evaluate_run,
     run_action,
     serve_table,
@@ -43,7 +44,7 @@ _COMMON = (
 
 def main(arguments: Sequence[str]) -> None:
     """Train or resume, measure a run, or write an example's CSV."""
-    run_action(parse(_parser(), arguments), "series", ACTIONS)
+    run_action(parse(_parser(), arguments), "series", actions())
 
 
 def _parser() -> Parser:
@@ -63,37 +64,6 @@ def _parser() -> Parser:
     parser.set_defaults(count=31)
     parser.common = _COMMON
     return parser
-
-
-def _train(options: Options) -> None:
-    from glissando.series.task import SeriesRunConfig
-
-    train_on_table(options, SeriesRunConfig)
-
-
-def _evaluate(options: Options) -> None:
-    from glissando.series.evaluation import evaluate
-
-    if options.horizon is not None and options.origins is None:
-        raise ConfigError("--horizon is of forecasts from rolling origins: add --origins 5, or leave it out")
-    inside = "" if options.origins is None else "origins"
-    more = {name: getattr(options, name) for name in ("out", "origins", "horizon")}
-    evaluate_run(options, evaluate, inside, **more)
-
-
-def _predict(options: Options) -> None:
-    """A CSV of forecasts, or of what the run predicts of each step or series."""
-    from glissando.series.forecast import SeriesRun, predict, require_answerable
-
-    asked = ("horizon", "quantiles", "every", "samples", "future")
-    write_answers(options, SeriesRun, require_answerable, predict, *asked)
-
-
-def _serve(options: Options) -> None:
-    """HTTP: observations in, forecasts out."""
-    from glissando.series.forecast import SeriesRun
-
-    serve_table(options, SeriesRun, "observations")
 
 
 def _export(options: Options) -> None:
@@ -120,19 +90,28 @@ def _example(options: Options) -> None:
     )
 
 
-ACTIONS = {
-    "train": (_train, TRAINING),
-    "evaluate": (
-        _evaluate, ("file", "origins", "horizon", "out", "plots", "json", "threads", "import", *_READING),
-    ),
-    "predict": (
-        _predict,
-        (
-            "file", "horizon", "every", "quantiles", "samples", "future", "seed", "out", "threads", "import",
-            *_READING,
+def actions() -> Actions:
+    """What each action does, and its options."""
+    from glissando.series.evaluation import evaluate
+    from glissando.series.forecast import SeriesRun, predict, require_answerable
+    from glissando.series.task import SeriesRunConfig
+
+    def measure(options: Options) -> None:
+        if options.horizon is not None and options.origins is None:
+            raise ConfigError("--horizon is of forecasts from rolling origins: add --origins 5, or leave it out")
+        inside = "" if options.origins is None else "origins"
+        more = {name: getattr(options, name) for name in ("out", "origins", "horizon")}
+        evaluate_run(options, evaluate, inside, **more)
+
+    asked = ("horizon", "quantiles", "every", "samples", "future")
+    return {
+        "train": (lambda options: train_on_table(options, SeriesRunConfig), TRAINING),
+        "evaluate": (measure, ("file", "origins", "horizon", "out", "plots", "json", "threads", "import", *_READING)),
+        "predict": (
+            lambda options: write_answers(options, SeriesRun, require_answerable, predict, *asked),
+            (*asked, "file", "seed", "out", "threads", "import", *_READING),
         ),
-    ),
-    "serve": (_serve, SERVING),
-    "export": (_export, ("out", "threads", "import")),
-    "example": (_example, ("out", "count", "seed")),
-}  # fmt: skip
+        "serve": (lambda options: serve_table(options, SeriesRun, "observations"), SERVING),
+        "export": (_export, ("out", "threads", "import")),
+        "example": (_example, ("out", "count", "seed")),
+    }
