@@ -14,6 +14,7 @@ from glissando.events.sample import Futures, ahead, futures, presents
 from glissando.events.task import EventRun
 from glissando.sampling import require_seed
 from glissando.series.forecast import answer_table
+from glissando.state import select_rows
 
 #: numbers of events that are held at once
 _COUNTS = 20_000_000
@@ -75,7 +76,7 @@ def predict(
         parts["survival"][series] = closed.survival.unsqueeze(-1).numpy()
         size = max(1, _COUNTS // (len(times) * len(kinds) * max(samples, 1)))
         for chosen in torch.arange(len(series)).split(size) if samples else ():
-            paths = futures(model, present.rows(chosen), float(times[-1]), samples, generator)
+            paths = futures(model, select_rows(present, chosen), float(times[-1]), samples, generator)
             counts = _counts(paths, series[chosen.numpy()], times, (len(chosen), *shape[1:], samples))
             each = [counts.mean(-1), (counts > 0).mean(-1)]
             each += [np.quantile(counts, level, axis=-1, method="inverted_cdf") for level in quantiles]

@@ -39,7 +39,7 @@ class Present(NamedTuple):
     h       (B, D) features after the last step
     after   (B,) time since the last step, within which nothing came
     phases  (B, 2) of the day and the week at the last step
-    facts   what else the model is called with, by name: (B, ...)
+    facts   static numbers and codes (B, ...), None where there are none
     """
 
     series: Tensor
@@ -47,13 +47,7 @@ class Present(NamedTuple):
     h: Tensor
     after: Tensor
     phases: Tensor
-    facts: dict[str, Tensor]
-
-    def rows(self, index: Tensor) -> Present:
-        return Present(
-            self.series[index], select_rows(self.state, index), self.h[index], self.after[index], self.phases[index],
-            {name: part[index] for name, part in self.facts.items()},
-        )  # fmt: skip
+    facts: tuple[Tensor | None, Tensor | None]
 
 
 @torch.no_grad()
@@ -76,7 +70,7 @@ def presents(run: EventRun, log: EventLog) -> Iterator[Present]:
             torch.from_numpy(chosen), after, h[rows, at],
             torch.from_numpy((log.until - log.times[last])[chosen]).clamp_min(0).to(device),
             torch.from_numpy(log.phases[last[chosen]]).to(device),
-            {name: inputs[name] for name in steps.facts},
+            (inputs.get("static"), inputs.get("static_codes")),
         )  # fmt: skip
 
 
@@ -154,7 +148,7 @@ def futures(
     number = torch.arange(n).repeat(len(present.series))
     parts: list[tuple[Tensor, ...]] = [(rows[:0], number[:0], present.after[:0].double(), rows[:0])]
     for chosen in torch.arange(len(rows)).split(_ROWS):
-        parts += _drawn(model, present.rows(rows[chosen]), number[chosen], horizon, generator, most)
+        parts += _drawn(model, select_rows(present, rows[chosen]), number[chosen], horizon, generator, most)
     return Futures(*(torch.cat([each.cpu() for each in part]).numpy() for part in zip(*parts, strict=True)))
 
 
@@ -183,7 +177,7 @@ def _drawn(
         kept = (time <= horizon).nonzero().flatten()
         if not len(kept):
             return parts
-        at, number, time, kind, gap = at.rows(kept), number[kept], time[kept], kind[kept], gap[kept]
+        at, number, time, kind, gap = select_rows(at, kept), number[kept], time[kept], kind[kept], gap[kept]
         parts.append((at.series, number, time, kind))
         at = _read(model, at, kind, gap)
         after, last = torch.zeros_like(time), kind
@@ -200,7 +194,8 @@ def _read(model: EventModel, at: Present, kind: Tensor, gap: Tensor) -> Present:
     phases = (at.phases + gap.unsqueeze(1) / periods) % 1
     missing = torch.full((rows, 1, 1), torch.nan, device=device)
     sizes = {"marks": config.marks, "values": config.values}
-    inputs = at.facts | {name: missing.expand(-1, -1, size) for name, size in sizes.items() if size}
+    inputs = dict(zip(("static", "static_codes"), at.facts, strict=True))
+    inputs |= {name: missing.expand(-1, -1, size) for name, size in sizes.items() if size}
     if config.clock:
         inputs["phases"] = phases.unsqueeze(1)
     if config.mark_categories:
