@@ -14,7 +14,6 @@ from glissando.errors import ConfigError, DataError, RunError
 from glissando.pretrained import packaged_name
 from glissando.runs import LOCK, Run
 from glissando.storage import locked, record
-from glissando.untrusted import require_recorded
 
 #: under this name environment.json holds what the texts were
 TEXTS = "texts"
@@ -63,7 +62,11 @@ def require_texts(
         give = (fix or "--{option} FILE").format(option=option)
         if option not in text_options():
             give = "as the data set of a new training"
-        require_recorded(path, option in known, option in named, run.path, give)
+        if option not in known and option not in named:
+            raise RunError(
+                f"{run.path} says that its text is {path}, and its environment.json has no digest of it, so that it "
+                f"could be any file of this machine: it is not read. If it is the right one, name it yourself: {give}"
+            )
         files = named_files(path)
         if not files or not all(each.is_file() for each in files):
             raise DataError(
@@ -71,11 +74,9 @@ def require_texts(
                 + (give if fix else f"glissando train --resume {run.path} {give}")
             )
         if (texts := known.get(option)) is not None and (difference := _difference(path, texts)):
+            again = f"the original with {give}, or train on this one: glissando train --from {run.path} {give}"
             raise RunError(
-                f"{path} is not the text that {run.path} was trained on: {difference}. Give the original with "
-                f"--{option} FILE, or train on this one: glissando train --from {run.path} --{option} FILE"
-                if fix is None
-                else f"{path} is not the text that {run.path} was trained on: {difference}. Give {give}"
+                f"{path} is not the text that {run.path} was trained on: {difference}. Give {give if fix else again}"
             )
 
 

@@ -33,7 +33,6 @@ from glissando import pretrained
 from glissando.checkpoints import (
     BEST,
     CHECKPOINTS,
-    LATEST,
     best_checkpoint,
     checkpoints,
     intact_advice,
@@ -114,14 +113,14 @@ class Run:
     def has_only_begun(self) -> bool:
         """Whether all that is there was written by a training before its first checkpoint, and nobody changed it."""
         names = {each.name for each in self.path.iterdir() if not is_leftover(each)}
-        if checkpoints(self.path) or LATEST in names or not names <= {CHECKPOINTS, LOCK, MANIFEST, *_SMALL, *_LOGS}:
+        first = {CHECKPOINTS, LOCK, MANIFEST}
+        if checkpoints(self.path) or not names <= first | {*_SMALL, *_LOGS}:
             return False
         try:
-            listed = read_manifest(self.path) if MANIFEST in names else {}
-            verify_manifest(self.path, [name for name in _SMALL if name in names])
+            verify_manifest(self.path, names & {*_SMALL})
         except RunError:
             return names <= {CHECKPOINTS, LOCK}
-        return MODEL not in listed and (ENVIRONMENT in names or names <= {CHECKPOINTS, LOCK, MANIFEST})
+        return (ENVIRONMENT in names or names <= first) and MODEL not in self._listed()
 
     @classmethod
     def open(cls, path: str | Path) -> Run:

@@ -4,7 +4,7 @@ The rule: nothing in a run makes this machine read, execute or copy anything out
 is a name and is never opened; only what the user of this process names is. What a run needs besides is:
 
 code    a copy inside the run, whose digest holds (glissando.imports), or a file that this process imported
-texts   a file of this machine whose digest the run has recorded, or one that the user names now (`require_recorded`)
+texts   a file of this machine whose digest the run has recorded, or one that the user names now (glissando.run_files)
 files   plain names below the run's directory (`require_inner_names`), no link that leads out of it (`require_no_links`)
 sizes   what the manifest says, within these bounds (`most_bytes`, `require_room`)
 
@@ -70,16 +70,6 @@ def imported_names(config: Mapping[str, Any]) -> list[str]:
 def copy_name(name: str) -> str:
     """Where a run has its copy of the file that its configuration imports as `name`."""
     return f"{IMPORTS}/{file_name(name)}"
-
-
-def require_recorded(path: Path, is_recorded: bool, is_named: bool, where: Path, fix: str) -> None:
-    """Raises RunError for a text of this machine that a run names, if the run has no digest of it and the user has not
-    named it: it could be any file."""
-    if not (is_recorded or is_named):
-        raise RunError(
-            f"{where} says that its text is {path}, and its environment.json has no digest of it, so that it could be "
-            f"any file of this machine: it is not read. If it is the right one, name it yourself: {fix}"
-        )
 
 
 def most_bytes(name: str, record: Mapping[str, Any]) -> int:

@@ -171,7 +171,7 @@ def test_a_steered_run_resumes_to_the_same_weights(start, tmp_path):
     ("updates", "message"),
     [
         ({"model.hidden_size": 32}, "give both the same model options"),
-        ({"model.depth": {"kind": "discrete"}}, "has no place for depth.after"),
+        ({"model.depth": {"kind": "discrete"}}, "does not fit: give both.*Unexpected key.*depth.after"),
         ({"model.depth.alpha": 0.7}, r"model.depth.alpha says where.* from 0.1: leave it out .*; got 0.7"),
         ({"start_from": None}, "it needs --from RUN"),
         ({"data.labelled": False}, r"labels: none"),

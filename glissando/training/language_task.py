@@ -31,7 +31,7 @@ from glissando.training.calibration import Calibration
 from glissando.training.config import RunConfig, fitted_vocabulary
 from glissando.training.lanes import fresh_rows
 from glissando.training.observation import Observation
-from glissando.training.start import keep_base, start_tokenizer
+from glissando.training.start import start_tokenizer
 from glissando.training.task import Loss, Sums, Task
 
 _ROW_LENGTHS = 64  # so many a compiled model is compiled for; at others it runs as it is
@@ -204,7 +204,7 @@ class LanguageTask(Task):
         """The tokenizer, and a copy of the base: it is needed to resume, and to measure steering against."""
         run.write_tokenizer(self.corpus.tokenizer)
         if self.base is not None:
-            keep_base(str(self.config.start_from), run)
+            self.base.save(run.path / BASE)
 
     def summary(self, run: Run, best_step: int) -> dict[str, Any]:
         return summarize(read_metrics(run.path / METRICS), best_step)

@@ -10,7 +10,7 @@ from typing import Any, TextIO
 
 import torch
 
-from glissando.progress import QUIET_SECONDS
+from glissando.progress import QUIET_SECONDS, minutes
 from glissando.training.hook import Hook
 from glissando.training.loop import Loop
 
@@ -80,9 +80,8 @@ class Progress(Hook):
         rate = (loop.state.tokens - self.first_tokens) / max(loop.clock.working(), 1e-9)
         latest = loop.metrics.latest if loop.metrics else {}
         share = loop.budget.share
-        seconds = round(loop.clock.elapsed() * (1 - share) / share) if 0 < share < 1 else 0
-        minutes = f"{seconds // 60}" if seconds < 3600 else f"{seconds // 3600}:{seconds // 60 % 60:02d}"
-        left = f"{minutes}:{seconds % 60:02d} left" if loop.budget.limits else "until Ctrl-C"
+        seconds = loop.clock.elapsed() * (1 - share) / share if 0 < share < 1 else 0.0
+        left = f"{minutes(seconds)} left" if loop.budget.limits else "until Ctrl-C"
         parts = [f"step {loop.state.step}", left]
         in_bits = "train_bits_per_byte" in latest
         measure, unit = ("bits_per_byte", " bits/byte") if in_bits else ("loss", "")

@@ -1,7 +1,8 @@
-"""Starting from another run: its weights, its tokenizer and, where u = 0 is tied to it, a copy of it as the base."""
+"""Starting from another run: its weights and its tokenizer."""
 
 from __future__ import annotations
 
+import textwrap
 from pathlib import Path
 from typing import Any
 
@@ -9,11 +10,10 @@ import torch
 
 from glissando.backbone import for_saved_weights
 from glissando.checkpoints import is_checkpoint
-from glissando.config import from_dict, starting_differences, to_dict
+from glissando.config import from_dict, starting_differences
 from glissando.data.corpora import TOKENIZERS, BytesOptions
 from glissando.data.tokenizers import Tokenizer
 from glissando.errors import ConfigError
-from glissando.loading import BASE, load
 from glissando.model import LanguageModel, ModelConfig
 from glissando.runs import Run
 from glissando.storage import MANIFEST
@@ -49,15 +49,11 @@ def load_start(source: str, config: ModelConfig, model: LanguageModel) -> list[s
     """
     run = Run.open(source)
     saved, initial = run.read_state_dict(), model.state_dict()
-    if lost := sorted(set(saved) - set(initial)):
-        raise ConfigError(f"the model has no place for {_some(lost)} of {source}: give both the same model options")
-    for name, value in saved.items():
-        if value.shape != initial[name].shape:
-            raise ConfigError(
-                f"{name} is {list(value.shape)} in {source} and {list(initial[name].shape)} here: "
-                "give both the same model options"
-            )
-    model.load_state_dict({**initial, **saved})
+    try:
+        model.load_state_dict({**initial, **saved})
+    except RuntimeError as error:
+        what = textwrap.shorten(str(error), 400)
+        raise ConfigError(f"{source} does not fit: give both the same model options. {what}") from error
     if unset := [n for n, b in model.named_buffers() if b.is_floating_point() and not b.isfinite().all()]:
         raise ConfigError(
             f"{source} has no values for {_some(unset)}, which no new layer has: give both the same layers"
@@ -100,15 +96,6 @@ def _keep_starts(model: ModelConfig, before: ModelConfig, source: str, old: set[
         setattr(each.section, each.field.name, each.saved)
         notes.append(f"{says}, which is kept")
     return notes
-
-
-def keep_base(source: str, run: Run) -> None:
-    """Copy what is started from into the run: it is needed to resume, and to measure steering against."""
-    start = Run.open(source)
-    base = Run.create(run.path / BASE)
-    if (tokenizer := start.read_tokenizer()) is not None:
-        base.write_tokenizer(tokenizer)
-    base.write_model(start.read_state_dict(), {"model": to_dict(load(source).config)})
 
 
 def _some(names: list[str]) -> str:
