@@ -32,10 +32,10 @@ from torch import Tensor
 
 from benchmarks.cards import CARDS, Card
 from benchmarks.plain_gpt import PlainGPT
-from glissando.devices import find_device
 from glissando.errors import GlissandoError
 from glissando.flops import training_flops
 from glissando.kernels.scan import scan
+from glissando.machine import find_device
 from glissando.mixers.delta.scan import delta_rule
 from glissando.mixers.tau.attention import exponents, tau_attention
 from glissando.model import LanguageModel

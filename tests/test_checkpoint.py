@@ -17,9 +17,8 @@ import torch
 
 from glissando.checkpoints import TRAINER, best_checkpoint, checkpoint_path, latest_checkpoint, point_to
 from glissando.errors import RunError
-from glissando.random_state import restore_rng, rng_state
 from glissando.storage import MANIFEST, verify_manifest, write_manifest
-from glissando.training.state import TrainState
+from glissando.training.state import TrainState, restore_rng, rng_state
 from glissando.training.task import Sums
 
 

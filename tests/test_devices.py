@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from glissando.cli import main
-from glissando.devices import available_devices, find_device
 from glissando.errors import ConfigError
+from glissando.machine import available_devices, find_device
 from glissando.model import LanguageModel
 
 COMMANDS = {

@@ -12,12 +12,12 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from lightning_fabric import Fabric
 from training_runs import SHIFT, configuration, loop_for
 
 import glissando
 from glissando.data.corpora import build_corpus
 from glissando.evaluation.scoring import score_part
-from glissando.fabric import Fabric
 from glissando.text_row import visible
 from glissando.training.budget import Clock
 from glissando.training.fit import train

@@ -17,12 +17,12 @@ import numpy as np
 from glissando.config import flat, from_dict, hints_of, merge, to_dict
 from glissando.errors import ConfigError, InputError, unknown_name
 from glissando.presets import load_preset
-from glissando.random_state import restore_rng, rng_state
 from glissando.runs import Run
 from glissando.series import tables
 from glissando.training.fit import train
 from glissando.training.hook import Hook
 from glissando.training.progress import Progress
+from glissando.training.state import restore_rng, rng_state
 
 
 class Estimator:

@@ -14,7 +14,6 @@ from typing import Any
 from glissando.checkpoints import BEST, checkpoint_path, checkpoint_step
 from glissando.config import from_dict, merge
 from glissando.errors import ConfigError, Stopped
-from glissando.fabric import seed_everything
 from glissando.metrics import read_metrics
 from glissando.precision import flushed_subnormals, resolved_precision
 from glissando.run_files import TEXTS, alone, fingerprints, put_texts, require_texts
@@ -49,7 +48,7 @@ def train(config: AnyRunConfig, out: str | Path, progress: Hook | None = None) -
     config.check(math.prod(launch.processes(config.training)))
     t, progress = config.training, progress or Progress()
     t.precision = resolved_precision(t.precision, t.accelerator)
-    seed_everything(t.seed, verbose=False)
+    launch.seed_everything(t.seed, verbose=False)
     # All that the user may have got wrong is found before anything is made that the corrected command would meet.
     moments = Moments()
     if config.start_from is not None:

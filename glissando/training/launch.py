@@ -13,15 +13,31 @@ import sys
 import warnings
 from collections.abc import Iterator
 from contextvars import ContextVar
+from importlib.util import find_spec
+from types import ModuleType
 from typing import Any
 
 import torch
 
 from glissando.errors import ConfigError, TrainingError
-from glissando.fabric import ACCELERATOR_REGISTRY, Fabric, MisconfigurationException, ModelParallelStrategy
 from glissando.precision import computes_bfloat16
 from glissando.sharding import shard
 from glissando.training.config import TrainingConfig
+
+# Fabric asks for the version of torchmetrics by importing it where it is installed, and torchmetrics imports
+# transformers, scipy and matplotlib: seconds at the start of every training. An empty module stands in meanwhile.
+_stands_in = "torchmetrics" not in sys.modules and find_spec("torchmetrics") is not None
+if _stands_in:
+    sys.modules["torchmetrics"] = ModuleType("torchmetrics")
+try:
+    from lightning_fabric import Fabric
+    from lightning_fabric import seed_everything as seed_everything
+    from lightning_fabric.accelerators import ACCELERATOR_REGISTRY
+    from lightning_fabric.strategies import ModelParallelStrategy
+    from lightning_fabric.utilities.exceptions import MisconfigurationException
+finally:
+    if _stands_in:
+        del sys.modules["torchmetrics"]
 
 _ASIDES = (".*available but not used.*", ".*Dynamo detected a call to a `functools.lru_cache`.*")
 

@@ -17,10 +17,8 @@ from torch import Tensor
 from glissando.checkpoints import SHARDS, checkpoint_path, point_to
 from glissando.data.base import Shard
 from glissando.errors import DivergenceError, NotFiniteError, TrainingError
-from glissando.fabric import seed_everything
 from glissando.kernels.precise import widest
 from glissando.metrics import Metrics, append, part_norms, part_of, require_there
-from glissando.random_state import restore_rng, rng_state
 from glissando.runs import METRICS, Run
 from glissando.sharding import all_gathered, copied, is_sharded, local, local_norms, put_weights
 from glissando.storage import record
@@ -28,12 +26,12 @@ from glissando.training.budget import Budget, Clock
 from glissando.training.config import AnyRunConfig
 from glissando.training.hook import Hook
 from glissando.training.lanes import Lanes, restored
-from glissando.training.launch import build_fabric, connect
+from glissando.training.launch import build_fabric, connect, seed_everything
 from glissando.training.optimizer import build_optimizer, freeze, optimizer_state, put_optimizer_state, set_rates
 from glissando.training.saving import Saving, group_of_writers
 from glissando.training.schedules import SCHEDULES
 from glissando.training.shares import shares
-from glissando.training.state import TrainState, over_processes, read_shards
+from glissando.training.state import TrainState, over_processes, read_shards, restore_rng, rng_state
 from glissando.training.stopping import Stopping
 from glissando.training.task import Objective, Sums, Task
 
