@@ -307,11 +307,11 @@ def manifest_text(files: Mapping[str, Any]) -> bytes:
 def read_manifest(directory: str | Path, advice: str | Callable[[], str] = RETRAIN) -> dict[str, dict[str, Any]]:
     """The records of `manifest.json` by file name. Raises RunError if it is missing or damaged, with `advice`."""
     path = Path(directory) / MANIFEST
-    text = _read(path, problem := "the directory is incomplete or damaged")
+    text = _read(path, "the directory is incomplete or damaged")
     try:
-        files = _parsed(path, text, problem)["files"]
+        files = json.loads(text)["files"]
         is_sound = all(isinstance(entry, dict) for entry in files.values()) and text == manifest_text(files)
-    except (RunError, KeyError, AttributeError, RecursionError):
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
         is_sound = False
     if not is_sound:
         advice = advice if isinstance(advice, str) else advice()
@@ -355,7 +355,13 @@ def _files(directory: Path) -> list[str]:
 
 def read_json(path: Path, problem: str) -> dict[str, Any]:
     """The object in a JSON file. Raises RunError, with `problem`, for one that is missing, malformed or too large."""
-    return _parsed(path, _read(path, problem), problem)
+    try:
+        value = json.loads(_read(path, problem))
+    except (ValueError, RecursionError) as error:
+        raise RunError(f"{path} is malformed ({error}): {problem}. {RETRAIN}") from error
+    if not isinstance(value, dict):
+        raise RunError(f"{path} is malformed (no JSON object): {problem}. {RETRAIN}")
+    return value
 
 
 def _read(path: Path, problem: str) -> bytes:
@@ -369,16 +375,6 @@ def _read(path: Path, problem: str) -> bytes:
     if len(text) > JSON_BYTES:
         raise RunError(f"{path} is malformed (more than {JSON_BYTES:,} bytes): {problem}. {RETRAIN}")
     return text
-
-
-def _parsed(path: Path, text: bytes, problem: str) -> dict[str, Any]:
-    try:
-        value = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise RunError(f"{path} is malformed ({error}): {problem}. {RETRAIN}") from error
-    if not isinstance(value, dict):
-        raise RunError(f"{path} is malformed (no JSON object): {problem}. {RETRAIN}")
-    return value
 
 
 def save_tensors(

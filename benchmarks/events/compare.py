@@ -131,7 +131,7 @@ def trained(task: str, model: str, rate: float, seed: int, settings: argparse.Na
     from glissando.events.model import EventModel
     from glissando.events.task import EventsRunConfig, prepare
     from glissando.training.fit import train
-    from glissando.training.hook import Hook
+    from glissando.training.loop import Hook
 
     read, test, reading = logs(task, settings.data, settings.out)
     preset = load_preset("delta-events", "events")

@@ -203,7 +203,7 @@ def trained(task: str, model: str, rate: float, seed: int, settings: argparse.Na
     from glissando.series.evaluation import evaluate
     from glissando.series.task import SeriesRunConfig, prepare
     from glissando.training.fit import train
-    from glissando.training.hook import Hook
+    from glissando.training.loop import Hook
 
     train_csv, tests = tables(task, settings.data, settings.out)
     preset = load_preset("liquid-series", "series")

@@ -20,7 +20,7 @@ from glissando.presets import load_preset
 from glissando.runs import Run
 from glissando.series import tables
 from glissando.training.fit import train
-from glissando.training.hook import Hook
+from glissando.training.loop import Hook
 from glissando.training.progress import Progress
 from glissando.training.state import restore_rng, rng_state
 

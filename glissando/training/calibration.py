@@ -15,8 +15,7 @@ from glissando.evaluation.scoring import accepted_control, to_device
 from glissando.mixers import Context, Mixer
 from glissando.mixers.base import Moment
 from glissando.sharding import all_gathered
-from glissando.training.hook import Hook
-from glissando.training.loop import Loop
+from glissando.training.loop import Hook, Loop
 
 
 class Calibration(Hook):

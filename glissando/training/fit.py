@@ -20,8 +20,7 @@ from glissando.run_files import TEXTS, alone, fingerprints, put_texts, require_t
 from glissando.runs import CONFIG, ENVIRONMENT, METRICS, Run, config_text, resumed_environment
 from glissando.training import launch
 from glissando.training.config import MACHINE, OPTIMIZERS, AnyRunConfig, RunConfig
-from glissando.training.hook import Hook
-from glissando.training.loop import Loop
+from glissando.training.loop import Hook, Loop
 from glissando.training.mirroring import Mirror, place_of
 from glissando.training.progress import Progress
 from glissando.training.shares import Moments, optimizer_of

@@ -24,11 +24,10 @@ from glissando.sharding import all_gathered, copied, is_sharded, local, local_no
 from glissando.storage import record
 from glissando.training.budget import Budget, Clock
 from glissando.training.config import AnyRunConfig
-from glissando.training.hook import Hook
 from glissando.training.lanes import Lanes, restored
 from glissando.training.launch import build_fabric, connect, seed_everything
 from glissando.training.optimizer import build_optimizer, freeze, optimizer_state, put_optimizer_state, set_rates
-from glissando.training.saving import Saving, group_of_writers
+from glissando.training.saving import Saving
 from glissando.training.schedules import SCHEDULES
 from glissando.training.shares import shares
 from glissando.training.state import TrainState, over_processes, read_shards, restore_rng, rng_state
@@ -167,7 +166,10 @@ class Loop:
         self.optimizer = build_optimizer(self.model, t.optimizer, self.config.grown, t.precision)
         put_optimizer_state(self.optimizer, self.moments)
         self.saving.world_size = fabric.world_size
-        self.writers = group_of_writers() if is_sharded(self.model) else None
+        if is_sharded(self.model):  # what its processes agree on while they write is beside the training's group
+            from glissando import shards  # noqa: F401  importing it takes seconds, which are not to be the first save's
+
+            self.writers = torch.distributed.new_group(backend="gloo")
         # Each process drops out other units; one that the checkpoint knows gets its own state back instead.
         seed_everything(t.seed + fabric.global_rank, verbose=False)
         if checkpoint is not None:
@@ -412,3 +414,43 @@ class Loop:
                 f"after step {self.state.step} {part_of(name)} ({name}) is not finite; it is not saved and the last "
                 "checkpoint is kept. Train again with a lower training.optimizer.learning_rate."
             )
+
+
+class Hook:
+    """What is called around the steps of a training, on every process alike."""
+
+    def before_step(self, loop: Loop, batches: list[Any]) -> None:
+        """Before a step on these micro-batches of this process; `loop.state.step` steps are done."""
+
+    def after_step(self, loop: Loop) -> None:
+        """Once the step is taken, before anything is validated, logged or saved."""
+
+    def validating(self, loop: Loop) -> None:
+        """Before what is held out is scored."""
+
+    def logged(self, loop: Loop) -> None:
+        """Once the step is validated and logged, before it is saved."""
+
+    def saved(self, loop: Loop) -> None:
+        """Once a checkpoint and the run's own weights are whole on the disk; on the first process alone, in the thread
+        that wrote them: training has gone on meanwhile, and `loop.state` with it."""
+
+    def message(self, line: str) -> None:
+        """A line for a person: a sample, a note; also from the thread that saves."""
+
+    def close(self) -> None:
+        """At the end, by an error too."""
+
+    def columns(self, loop: Loop) -> list[str]:
+        """Names of its columns in metrics.csv."""
+        return []
+
+    def row(self, loop: Loop) -> dict[str, Any]:
+        """Their values after the step in progress."""
+        return {}
+
+    def state_dict(self) -> dict[str, Any]:
+        """What it keeps, as plain values: a part of the checkpoint, given to `load_state_dict`."""
+        return {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None: ...

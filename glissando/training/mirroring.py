@@ -11,7 +11,7 @@ from glissando.checkpoints import CHECKPOINTS, LATEST
 from glissando.errors import RunError
 from glissando.remote import BASE, ENVIRONMENT, METRICS, SAMPLES, place, take_up, work_directory
 from glissando.storage import MANIFEST, read_manifest, verify_manifest
-from glissando.training.hook import Hook
+from glissando.training.loop import Hook
 from glissando.urls import is_url, redacted, whole_url
 
 

@@ -8,8 +8,7 @@ from typing import Any
 from glissando.data.base import Batch
 from glissando.evaluation.observe import columns, first_row, observe, observed_warnings
 from glissando.evaluation.scoring import accepted_control, to_device
-from glissando.training.hook import Hook
-from glissando.training.loop import Loop
+from glissando.training.loop import Hook, Loop
 
 #: the mixers are observed on so much of one row
 _TOKENS = 256

@@ -11,8 +11,7 @@ from typing import Any, TextIO
 import torch
 
 from glissando.progress import QUIET_SECONDS, minutes
-from glissando.training.hook import Hook
-from glissando.training.loop import Loop
+from glissando.training.loop import Hook, Loop
 
 
 def print_line(line: str, file: TextIO) -> None:

@@ -4,19 +4,9 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from typing import Any
 
 from glissando.errors import GlissandoError, TrainingError
 from glissando.sharding import all_gathered
-
-
-def group_of_writers() -> Any:
-    """A group of all processes for what they agree on while they write, beside the group of the training."""
-    import torch.distributed
-
-    from glissando import shards  # noqa: F401  importing it takes seconds, which are not to be those of the first save
-
-    return torch.distributed.new_group(backend="gloo")
 
 
 class Saving:
