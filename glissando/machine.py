@@ -51,12 +51,8 @@ def _without_folders(argument: str) -> str:
 
 
 def _cpu_model() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-    except OSError:
-        lines = []
-    models = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return models[0] if models else platform.processor() or platform.machine()
+    model = re.search(r"^model name\s*: *(.+)$", _text("/proc/cpuinfo"), re.MULTILINE)
+    return model[1] if model else platform.processor() or platform.machine()
 
 
 def _version(package: str) -> str | None:

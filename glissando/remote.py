@@ -224,8 +224,10 @@ def take_up(url: str) -> Path:
         text = there.read(LATEST)
         newest = -1 if text is None else checkpoint_step(pointers(text, f"{there.url}/{LATEST}")[0])
         here = latest_checkpoint(work)
-        if here is not None and checkpoint_step(here) >= newest and _is_copy(here, there):
-            return work
+        if here is not None and checkpoint_step(here) >= newest:
+            made, local = there.read(ENVIRONMENT), read_json(here / ENVIRONMENT, "the record of its making")
+            if made is None or json.loads(made).get("id") == local.get("id"):  # made by the same training
+                return work
         if newest < 0:
             raise RunError(f"no run at {there.url} with a complete checkpoint to resume from")
         with publishing(work.with_name(f"{work.name}.new"), manifest=False) as new:
@@ -236,13 +238,6 @@ def take_up(url: str) -> Path:
             work.rename(aside)
         work.with_name(f"{work.name}.new").rename(work)
     return work
-
-
-def _is_copy(checkpoint: Path, there: Place) -> bool:
-    """Whether both were made by the same training, or nothing is there yet."""
-    made = there.read(ENVIRONMENT)
-    local = read_json(checkpoint / ENVIRONMENT, "the record of its making")
-    return made is None or json.loads(made).get("id") == local.get("id")
 
 
 def _name(url: str) -> str:

@@ -68,7 +68,10 @@ def publishing(target: str | Path, manifest: bool = True) -> Iterator[Path]:
         yield temporary
         if manifest:
             write_manifest(temporary)
-        _sync_tree(temporary)
+        for folder, _, names in os.walk(temporary, topdown=False):
+            for name in names:
+                _sync_file(Path(folder) / name)
+            _sync_directory(Path(folder))
         _swap_in(temporary, target)
 
 
@@ -267,13 +270,6 @@ def _sync_directory(path: Path) -> None:
             raise
     finally:
         os.close(descriptor)
-
-
-def _sync_tree(directory: Path) -> None:
-    for folder, _, names in os.walk(directory, topdown=False):
-        for name in names:
-            _sync_file(Path(folder) / name)
-        _sync_directory(Path(folder))
 
 
 def record(path: Path) -> dict[str, Any]:

@@ -137,7 +137,9 @@ def resume(
         values.pop("kind", None)
         config = from_dict(kind, values, "config.yaml")
         put_texts(config.data, texts or {})
-        config.training = replace(config.training, **machine_only(machine or {}))
+        if others := [name for name in machine or {} if name not in MACHINE]:
+            raise ConfigError(f"a run continues with {', '.join(MACHINE)} of training alone, got {others[0]!r}")
+        config.training = replace(config.training, **(machine or {}))
         config.check(math.prod(launch.processes(config.training)))
         require_texts(config.data, opened, texts or {}, config.other_texts)
         task = config.task(opened)
@@ -148,13 +150,6 @@ def resume(
             files[ENVIRONMENT] = resumed_environment(files.get(ENVIRONMENT, b"{}"), notes)
             files[CONFIG] = config_text(merge(kind, opened.read_config(kind=kind.kind), texts or {}))
         return _fit(loop, checkpoint, mirror)
-
-
-def machine_only(options: Mapping[str, Any]) -> Mapping[str, Any]:
-    """`options`. Raises ConfigError for one that says how to train, which going on must not change."""
-    if others := [name for name in options if name not in MACHINE]:
-        raise ConfigError(f"a run continues with {', '.join(MACHINE)} of training alone, got {others[0]!r}")
-    return options
 
 
 def _fit(loop: Loop, checkpoint: Path | None, mirror: Mirror | None) -> Run:
