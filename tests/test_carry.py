@@ -181,7 +181,7 @@ def test_the_loss_and_gradient_are_those_of_the_text_read_on(tmp_path, two_turns
     assert turns == 2
     for step, (batch,) in enumerate(itertools.islice(loop.task.steps(0, [Shard()]), 3 * turns)):
         model.zero_grad()
-        loop.objective(batch, False, lanes).backward()
+        loop.objective(batch, False, lanes, batch.fresh).backward()
         got = {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
         for p in model.parameters():
             p.grad = None
@@ -198,7 +198,7 @@ def test_a_fresh_row_starts_empty_and_the_others_go_on(tmp_path):
     model = loop.model
     (lanes,) = restored([], model, [Shard()], 1)
     batches = [batches[0] for batches in itertools.islice(loop.task.steps(1, [Shard()]), 2)]
-    loop.objective(batches[0], False, lanes)
+    loop.objective(batches[0], False, lanes, batches[0].fresh)
     (kept,) = lanes.states
     state = lanes.begin(model, 4, torch.tensor([True, False, True, False]))
     for leaf, before, empty in zip(*map(listed, (state, kept, model.init_state(4))), strict=True):

@@ -29,7 +29,6 @@ from glissando.sharding import is_sharded, whole_weights
 from glissando.text_row import visible
 from glissando.training.calibration import Calibration
 from glissando.training.config import RunConfig, fitted_vocabulary
-from glissando.training.lanes import fresh_rows
 from glissando.training.observation import Observation
 from glissando.training.start import start_tokenizer
 from glissando.training.task import Loss, Sums, Task
@@ -98,15 +97,7 @@ class LanguageTask(Task):
         return self.corpus.batches(split, start=step, shard=shard)
 
     def steps(self, step: int, shards: Sequence[Shard]) -> Iterator[list[Batch]]:
-        for number, batches in enumerate(self.corpus.steps(step, shards, self.carries), step):
-            yield (
-                batches
-                if not self.carries
-                else [
-                    batch._replace(fresh=fresh_rows(batch, self.config.training, number, shard))
-                    for batch, shard in zip(batches, shards, strict=True)
-                ]
-            )
+        return self.corpus.steps(step, shards, self.carries)
 
     # ---------------------------------------------------------------------- the loss
 

@@ -24,7 +24,7 @@ from glissando.sharding import all_gathered, copied, is_sharded, local, local_no
 from glissando.storage import record
 from glissando.training.budget import Budget, Clock
 from glissando.training.config import AnyRunConfig
-from glissando.training.lanes import Lanes, restored
+from glissando.training.lanes import Lanes, fresh_rows, restored
 from glissando.training.launch import build_fabric, connect, seed_everything
 from glissando.training.optimizer import build_optimizer, freeze, optimizer_state, put_optimizer_state, set_rates
 from glissando.training.saving import Saving
@@ -96,9 +96,10 @@ class Loop:
 
             # forward, backward and accumulation; gradients are averaged over processes with the last part
             is_logged = (state.step + 1) % t.log_every == 0
-            for part, (batch, lanes) in enumerate(zip(batches, self.lanes, strict=True), 1):
+            for part, (batch, lanes, shard) in enumerate(zip(batches, self.lanes, shards, strict=True), 1):
+                fresh = None if lanes is None else fresh_rows(batch, t, state.step, shard)
                 with fabric.no_backward_sync(forward, enabled=part < len(batches) and not sharded):
-                    fabric.backward(forward(batch, is_logged, lanes))
+                    fabric.backward(forward(batch, is_logged, lanes, fresh))
 
             # gradients of a sum made those of the mean over the step's targets, and clipped
             gradients = {n: p.grad for n, p in self.model.named_parameters() if p.grad is not None}

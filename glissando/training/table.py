@@ -18,7 +18,6 @@ from glissando.data.base import WHOLE, Shard, Split
 from glissando.errors import ConfigError, DivergenceError
 from glissando.runs import Run
 from glissando.training.config import TrainingConfig, require_parts
-from glissando.training.lanes import fresh_rows
 from glissando.training.task import Task, TaskConfig
 
 #: the epochs of a run without a budget
@@ -122,15 +121,10 @@ class TableTask(Task):
     def batches(self, split: Split, step: int = 0, shard: Shard = WHOLE) -> Iterator[Any]:
         """Every window once an epoch, in an order that is a function of data.seed and the epoch; with training.carry in
         lanes."""
-        train, training = self.prepared.train, self.config.training
         if split == "valid":
-            yield from self.prepared.valid.scoring()
-            return
-        for number in count(step):
-            batch = train.lanes(number, shard) if self.carries else train.training(number, shard)
-            if self.carries:
-                batch.fresh = fresh_rows(batch, training, number, shard)
-            yield batch
+            return self.prepared.valid.scoring()
+        train = self.prepared.train
+        return ((train.lanes if self.carries else train.training)(number, shard) for number in count(step))
 
     def score(self, model: Any, device: torch.device, stride: int = 1, shard: Shard = WHOLE) -> dict[str, float]:
         """Every process scores all windows, which are few."""

@@ -176,9 +176,12 @@ class Objective(nn.Module):
         self.task, self.scale, self.sums = task, scale, Sums()
         self.model: Any = model
 
-    def forward(self, batch: Any, logged: bool = False, lanes: Lanes | None = None) -> Tensor:
-        """lanes: of the batch's rows; an object, so that nothing on the way here converts or copies their states."""
-        before = None if lanes is None else lanes.begin(self.model, batch.rows, batch.fresh)
+    def forward(
+        self, batch: Any, logged: bool = False, lanes: Lanes | None = None, fresh: Tensor | None = None
+    ) -> Tensor:
+        """lanes: of the batch's rows; an object, so that nothing on the way here converts or copies their states.
+        fresh: (B,) bool, rows that begin anew."""
+        before = None if lanes is None else lanes.begin(self.model, batch.rows, fresh)
         loss = self.task.loss(self.model, batch, before, logged)
         if not isinstance(loss, Loss):
             raise TypeError(
