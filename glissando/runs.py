@@ -167,7 +167,7 @@ class Run:
     # ------------------------------------------------------------------ writing
 
     def write_config(self, config: Mapping[str, Any], source: Run | None = None) -> None:
-        """Writes config.yaml if it differs, and copies of the files that it imports, where there are none yet.
+        """Writes config.yaml, and copies of the files that it imports, where there are none yet.
 
         source  the run that `config` comes from, which has copies; None: it is of this process, or of this run
 
@@ -177,8 +177,7 @@ class Run:
         missing = [name for name in imported_names(config) if not (self.path / copy_name(name)).is_file()]
         for name, code in copies(None if source is None else source.folder, {"imports": missing}).items():
             self._write(name, code)
-        if self._listed().get(CONFIG) != _record(text):
-            self._write(CONFIG, text)
+        self._write(CONFIG, text)
 
     def write_tokenizer(self, tokenizer: Tokenizer) -> None:
         """Writes tokenizer.json."""
@@ -224,7 +223,8 @@ class Run:
 
     def _write(self, name: str, data: bytes) -> None:
         """A small file of a new run, listed first: by it a run that has only begun is known from a user's own files."""
-        save_manifest(self.path, self._listed() | {name: _record(data)})
+        entry = {"sha256": hashlib.sha256(data).hexdigest(), "size": len(data)}
+        save_manifest(self.path, self._listed() | {name: entry})
         write_atomic(self.path / name, data)
 
     def _listed(self) -> dict[str, dict[str, Any]]:
@@ -233,17 +233,9 @@ class Run:
 
     # ------------------------------------------------------------------ reading
 
-    def best_checkpoint(self) -> Path | None:
-        """The checkpoint of the best validation, or None."""
-        return best_checkpoint(self.path)
-
-    def latest_checkpoint(self) -> Path | None:
-        """The newest checkpoint, or None."""
-        return latest_checkpoint(self.path)
-
     def require_checkpoint(self) -> Path:
         """The checkpoint to go on from. Raises RunError that says what to do where there is none."""
-        if newest := self.latest_checkpoint():
+        if newest := latest_checkpoint(self.path):
             return newest
         if self.has_only_begun():
             raise RunError(
@@ -261,7 +253,7 @@ class Run:
         if self.has_ended and SUMMARY in self._listed():
             verify_manifest(self.path, [SUMMARY], self._advice)
             kept = read_json(self.path / SUMMARY, "how training ended").get("weights")
-        return (self.best_checkpoint() if kept == BEST else None) or self.latest_checkpoint()
+        return (best_checkpoint(self.path) if kept == BEST else None) or latest_checkpoint(self.path)
 
     def read_config(
         self, trust_imports: bool = False, kind: str | None = None, to_train: bool = False
@@ -372,10 +364,6 @@ def resumed_environment(made: bytes, notes: Mapping[str, Any]) -> bytes:
 
 def _environment_text(values: Mapping[str, Any]) -> bytes:
     return (json.dumps(values, indent=2) + "\n").encode()
-
-
-def _record(data: bytes) -> dict[str, Any]:
-    return {"sha256": hashlib.sha256(data).hexdigest(), "size": len(data)}
 
 
 def config_text(config: Mapping[str, Any]) -> bytes:

@@ -18,6 +18,7 @@ import pytest
 from comparisons import comparison
 from training_runs import environment
 
+from glissando.checkpoints import latest_checkpoint
 from glissando.cli import main
 from glissando.compare import log
 from glissando.compare.cluster import WorkerEnding, _train, require_ray
@@ -67,7 +68,7 @@ def test_a_worker_that_is_asked_to_stop_saves_and_its_successor_goes_on(order, m
     (order["out"] / STOP).touch()
     assert _train(**order) is None
     run = Run(order["job"].path(order["out"]))
-    checkpoint = run.latest_checkpoint()
+    checkpoint = latest_checkpoint(run.path)
     assert checkpoint is not None
     assert 0 < int(checkpoint.name.removeprefix("step-")) < 4
     (order["out"] / STOP).unlink()
@@ -84,7 +85,7 @@ def test_a_worker_that_a_signal_ends_lets_another_go_on(order, monkeypatch):
     monkeypatch.setattr(Log, "stop_asked", lambda _: any(os.kill(os.getpid(), number) for number in signals))
     with pytest.raises(WorkerEnding, match="saved"):
         _train(**order)
-    assert Run(order["job"].path(order["out"])).latest_checkpoint() is not None
+    assert latest_checkpoint(order["job"].path(order["out"])) is not None
 
 
 @pytest.mark.parametrize(

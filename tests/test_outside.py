@@ -18,6 +18,7 @@ from torch import nn
 
 import glissando
 from glissando import imports
+from glissando.checkpoints import best_checkpoint
 from glissando.cli import main
 from glissando.depth import Depth, DepthOptions
 from glissando.depth.base import through
@@ -133,7 +134,7 @@ def test_the_runs_copy_is_imported_and_never_the_path_that_it_names(run, place, 
     mine = tmp_path / "mine.py"
     moved(run, place, tmp_path)
     glissando.load(run / "checkpoints" / "best", trust_imports=True)
-    assert sys.modules["imported_mine"].__file__ == str(Run(run).best_checkpoint().resolve() / "imports" / "mine.py")
+    assert sys.modules["imported_mine"].__file__ == str(best_checkpoint(run).resolve() / "imports" / "mine.py")
 
     shutil.copy(EXAMPLE, mine)
     with mine.open("a") as file:
@@ -155,7 +156,7 @@ def test_a_file_that_has_changed_since_is_reported(run, place, tmp_path):
 
 def test_damaged_and_missing_files_are_named(run, place, tmp_path):
     best = run / "checkpoints" / "best"
-    copy = Run(run).best_checkpoint() / "imports" / "mine.py"
+    copy = best_checkpoint(run) / "imports" / "mine.py"
     moved(run, place, tmp_path)
     copy.rename(tmp_path / "kept.py")
     with pytest.raises(RunError, match=r"needs mixer 'average'.* made with .*/mine\.py, and the copy .*Put it back"):

@@ -28,6 +28,7 @@ from training_runs import (
 
 import glissando
 from glissando import run_files as files
+from glissando.checkpoints import latest_checkpoint
 from glissando.cli import main
 from glissando.config import from_dict
 from glissando.data.jsonl import Fields, JsonlSource
@@ -127,7 +128,7 @@ def test_a_run_with_a_damaged_checkpoint_goes_on_from_the_one_that_is_named(tmp_
         crash_in(patched, 4, Crash())
         with pytest.raises(Crash):
             train(configuration(tmp_path, steps), run)
-    newest = Run(run).latest_checkpoint()
+    newest = latest_checkpoint(run)
     flip(newest / name)
     with pytest.raises(RunError, match=rf"{newest.name}/{name} is damaged.*write the line `latest: step-00000002`"):
         resume(run)
@@ -265,7 +266,7 @@ def test_an_alias_is_read():
 @pytest.mark.parametrize("text", ["[" * 100_000, '{"a": ' * 100_000, '{"files": ' + "9" * 5000 + "}"])
 def test_nesting_ends_as_an_error_that_names_the_file(run, name, text):
     """Listed as if it were meant."""
-    for folder in (run, Run(run).latest_checkpoint()):
+    for folder in (run, latest_checkpoint(run)):
         (folder / name).write_text(text)
         if name != MANIFEST:
             write_manifest(folder, [*read_manifest(folder)])

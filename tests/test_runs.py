@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from glissando import runs, storage
-from glissando.checkpoints import checkpoint_path, point_to
+from glissando.checkpoints import checkpoint_path, latest_checkpoint, point_to
 from glissando.data.tokenizers import ByteTokenizer
 from glissando.errors import ConfigError, RunError
 from glissando.loading import load
@@ -41,7 +41,7 @@ def relist(run):
 
 
 def add_checkpoint(run, step, value=1.0):
-    path, before = checkpoint_path(run.path, step), run.latest_checkpoint()
+    path, before = checkpoint_path(run.path, step), latest_checkpoint(run.path)
     weights = {"model.norm.scale": torch.full((3,), value), "loss.scale": torch.ones(1)}
     files = Run(run.path, before).small_files()
     TrainState(step=step, model=weights).save(path, files)

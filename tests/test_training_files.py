@@ -10,6 +10,7 @@ from training_runs import configuration, crash_in
 
 import glissando
 from glissando import run_files as files
+from glissando.checkpoints import latest_checkpoint
 from glissando.cli import main
 from glissando.config import from_dict
 from glissando.errors import ConfigError, DataError, RunError
@@ -41,7 +42,7 @@ def test_resuming_takes_the_text_that_it_was_trained_on(tmp_path, monkeypatch):
     words.unlink()
     resume(run)
     moved.write_text(moved.read_text() + "!")
-    for folder in (run, Run(run).latest_checkpoint()):
+    for folder in (run, latest_checkpoint(run)):
         (folder / "environment.json").unlink()
         write_manifest(folder, [name for name in read_manifest(folder) if name != "environment.json"])
     with pytest.raises(RunError, match="no digest of it"):

@@ -19,6 +19,7 @@ from training_runs import configuration, resume_series, text_file, train_series
 
 import glissando
 from glissando import imports, machine, remote, untrusted
+from glissando.checkpoints import best_checkpoint
 from glissando.cli import main
 from glissando.errors import DataError, GlissandoError, RunError
 from glissando.remote import fetched
@@ -236,7 +237,7 @@ def test_a_data_set_by_name_is_no_folder_of_this_machine(run, diary, kind):
 def test_damage_to_the_best_checkpoint_does_not_become_the_runs_own_weights(run):
     (run / MANIFEST).unlink()
     (run / "model.safetensors").unlink()  # as if it had been killed at its end
-    best = Run(run).best_checkpoint()
+    best = best_checkpoint(run)
     flip(best / "model.safetensors")
     with pytest.raises(RunError, match=rf"{best.name}/model.safetensors is damaged: .*This checkpoint is intact"):
         resume(run)
@@ -406,7 +407,7 @@ def test_a_series_run_reads_no_other_table_and_signs_no_damage(tmp_path, diary):
     path = tmp_path / "series"
     values = {"data": {"path": str(table), "time": "t", "window": 16}, "training": {"steps": 4}}
     train_series(values, path)
-    best = Run(path).best_checkpoint()
+    best = best_checkpoint(path)
     flip(best / "model.safetensors")
     with pytest.raises(RunError, match=r"model\.safetensors is damaged: .*This checkpoint is intact"):
         resume_series(path)

@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from glissando.checkpoints import BEST, checkpoint_path, checkpoint_step
+from glissando.checkpoints import BEST, best_checkpoint, checkpoint_path, checkpoint_step, latest_checkpoint
 from glissando.config import from_dict, merge
 from glissando.errors import ConfigError, Stopped
 from glissando.metrics import read_metrics
@@ -99,7 +99,7 @@ def _begun_by_this_job(run: Run, config: bytes) -> bool:
     job = launch.job()
     if job is None or not (run.path / CONFIG).is_file() or run.read_environment().get(JOB) != job:
         return False
-    return (run.path / CONFIG).read_bytes() == config and run.latest_checkpoint() is not None
+    return (run.path / CONFIG).read_bytes() == config and latest_checkpoint(run.path) is not None
 
 
 @flushed_subnormals()
@@ -182,7 +182,7 @@ def _finish(loop: Loop, nothing_done: bool, name: str) -> list[str]:
     """Write the summary and the run's own weights, if training has ended; lines for a person."""
     run, t, state, task, finished = loop.run, loop.config.training, loop.state, loop.task, loop.stop == "finished"
     keeps_best = finished and (task.keeps_best or t.early_stopping is not None)
-    best = run.best_checkpoint() if keeps_best else None
+    best = best_checkpoint(run.path) if keeps_best else None
     rows = read_metrics(run.path / METRICS)
     rate = loop.learning_rate or (float(rows[-1]["learning_rate"]) if rows else 0.0)
     summary = {

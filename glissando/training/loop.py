@@ -52,6 +52,8 @@ class Loop:
     def __init__(self, config: AnyRunConfig, run: Run, task: Task, model: Any, hooks: list[Hook]) -> None:
         t = config.training
         self.config, self.run, self.task, self.model, self.hooks = config, run, task, model, hooks
+        if task.carries:
+            model.require_constant_state("training.carry")
         freeze(model, t.freeze)
         model.depth.gradient_checkpointing = t.gradient_checkpointing
         self.fabric, self.stopping = build_fabric(t), Stopping()

@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from pydantic import Field
 
+from glissando.checkpoints import best_checkpoint
 from glissando.config import from_dict, options, recorded, to_dict
 from glissando.data.base import WHOLE, Shard, Split
 from glissando.errors import ConfigError, DivergenceError
@@ -108,8 +109,6 @@ class TableTask(Task):
         """With the table's sizes and scales; its options become the configuration's."""
         model = self._built()
         self.config.model = to_dict(model.config)
-        if self.carries:
-            model.require_constant_state("training.carry")
         if self.config.training.precision == "64-true":
             model.double()
         if not saved:
@@ -158,7 +157,7 @@ class TableTask(Task):
 
     def summary(self, run: Run, best_step: int) -> dict[str, Any]:
         """The figures of the best validation's weights on all that is held out."""
-        path = run.best_checkpoint()
+        path = best_checkpoint(run.path)
         if path is None or best_step < 0:
             return {"best": None}
         return {"best": {"step": best_step, **self._measured(self._model.load(path), run)}}
