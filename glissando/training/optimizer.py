@@ -81,11 +81,10 @@ def optimizer_groups(
         if not parameter.requires_grad or (names is not None and name not in names):
             continue
         decays, share = name in decayed, growth[name]
-        rate, decay = (growth_rate(share), 1 / growth_rate(share)) if muon else (share.rate, share.decay)
-        factors = {"weight_decay": weight_decay * decay if decays else 0.0, "eps": eps * share.eps, "rate": rate}
-        group = groups.setdefault(
-            (decays, share, local(parameter) is parameter), {"params": [], "names": [], **factors}
-        )
+        rate = growth_rate(share) if muon else share.rate
+        factors = {"weight_decay": weight_decay / rate if decays else 0.0, "eps": eps * share.eps, "rate": rate}
+        kind = decays, share, local(parameter) is parameter
+        group = groups.setdefault(kind, {"params": [], "names": [], **factors})
         group["params"].append(parameter)
         group["names"].append(name)
     return list(groups.values())

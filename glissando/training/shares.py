@@ -37,10 +37,6 @@ class Share:
         return self.rate**left / self.share
 
     @property
-    def decay(self) -> float:
-        return 1 / self.rate
-
-    @property
     def eps(self) -> float:
         return 1 / (self.copies * self.share)
 
