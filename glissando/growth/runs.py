@@ -17,7 +17,7 @@ from glissando.loading import load
 from glissando.model import LanguageModel
 from glissando.run_files import TEXTS
 from glissando.runs import Run
-from glissando.training.shares import POWERS, Moments, Share, held_shares, noted, read_moments, write_moments
+from glissando.training.shares import POWERS, Moments, Share, noted, read_moments, remembered, write_moments
 from glissando.widening import Grows
 
 
@@ -44,7 +44,7 @@ def grow_run(source: str | Path, out: str | Path, by: Growth) -> Run:
     copies(run.folder, before)  # what it lacks is found before anything is made
     config = {name: value for name, value in before.items() if name not in ("start_from", "grown")}
     config["model"] = to_dict(grown.model.config)
-    if grown_shares := record(grown, before.get("grown", {}), held_shares(before, checkpoint)):
+    if grown_shares := record(grown, remembered(run)):
         config["grown"] = grown_shares
     new = Run.create(out, {TEXTS: texts} if (texts := run.read_environment().get(TEXTS)) else None)
     if (tokenizer := run.read_tokenizer()) is not None:
@@ -55,11 +55,9 @@ def grow_run(source: str | Path, out: str | Path, by: Growth) -> Run:
     return new
 
 
-def record(grown: Grown, before: Mapping[str, list[float]], left: float = 1.0) -> dict[str, list[float]]:
-    """[share, copies, released] of every parameter that is not as it would be in a new model, over all growths so far.
-
-    left  how much of the shares before was left at the end of training, see OptimizerOptions.held
-    """
+def record(grown: Grown, before: Mapping[str, list[float]]) -> dict[str, list[float]]:
+    """[share, copies, released] of every parameter that is not as it would be in a new model, over all growths so far,
+    from those `before` this one."""
     shares: dict[str, list[float]] = {}
     for name, _ in grown.model.named_parameters():
         grows, old = grown.table.get(name), Share(*before.get(name, ()))
@@ -67,7 +65,7 @@ def record(grown: Grown, before: Mapping[str, list[float]], left: float = 1.0) -
         if isinstance(grows, Grows):
             share, copies = share * grows.share, copies * grows.copies
         if (share, copies) != (1.0, 1.0):
-            shares[name] = noted(share, copies, old.released_by(left))
+            shares[name] = noted(share, copies, old.released)
     return shares
 
 

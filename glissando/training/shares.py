@@ -5,8 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
 
 from torch import Tensor, nn
 
@@ -32,10 +30,6 @@ class Share:
     def rate(self) -> float:
         return self.share * self.released
 
-    def released_by(self, left: float) -> float:
-        """What has been given back of the learning rate once the part `left` of it is left, see OptimizerOptions."""
-        return self.rate**left / self.share
-
     @property
     def eps(self) -> float:
         return 1 / (self.copies * self.share)
@@ -60,21 +54,16 @@ def shares(model: nn.Module, grown: Mapping[str, list[float]]) -> dict[str, Shar
 
 def remembered(run: Run) -> dict[str, list[float]]:
     """What the next training has to remember of a run's growth: its record, with what its own training has released."""
-    before = run.read_config()
-    left = held_shares(before, run.checkpoint or run.own_checkpoint())
+    before, checkpoint = run.read_config(), run.checkpoint or run.own_checkpoint()
+    options = OPTIMIZERS.read(before.get("training", {}).get("optimizer", {}))
+    left = 1.0 if checkpoint is None else options.held(checkpoint_step(checkpoint))
     grown = {name: Share(*values) for name, values in before.get("grown", {}).items()}
-    return {name: noted(old.share, old.copies, old.released_by(left)) for name, old in grown.items()}
+    return {name: noted(old.share, old.copies, old.rate**left / old.share) for name, old in grown.items()}
 
 
 def noted(share: float, copies: float, released: float) -> list[float]:
     """A Share as a run records it."""
     return [float(share), float(copies), *([float(released)] if released != 1.0 else [])]
-
-
-def held_shares(config: Mapping[str, Any], checkpoint: Path | None) -> float:
-    """How much of growth's shares is left at the end of a run's training, see OptimizerOptions."""
-    options = OPTIMIZERS.read(config.get("training", {}).get("optimizer", {}))
-    return 1.0 if checkpoint is None else options.held(checkpoint_step(checkpoint))
 
 
 # ---------------------------------------------------------------------- moments
