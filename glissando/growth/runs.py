@@ -16,8 +16,8 @@ from glissando.imports import copies
 from glissando.loading import load
 from glissando.model import LanguageModel
 from glissando.run_files import TEXTS
-from glissando.runs import Run
-from glissando.training.shares import POWERS, Moments, Share, noted, read_moments, remembered, write_moments
+from glissando.runs import OPTIMIZER, Run
+from glissando.training.shares import POWERS, Moments, Share, noted, read_moments, remembered
 from glissando.widening import Grows
 
 
@@ -50,7 +50,9 @@ def grow_run(source: str | Path, out: str | Path, by: Growth) -> Run:
     if (tokenizer := run.read_tokenizer()) is not None:
         new.write_tokenizer(tokenizer)
     if moments:
-        write_moments(new, moments)
+        new.write_tensors(
+            OPTIMIZER, {f"{n}/{key}": value for n, kept in moments.items() for key, value in kept.items()}
+        )
     new.write_model(grown.model.state_dict(), config, source=run)
     return new
 

@@ -23,8 +23,8 @@ from glissando.training.config import MACHINE, OPTIMIZERS, AnyRunConfig, RunConf
 from glissando.training.loop import Hook, Loop
 from glissando.training.mirroring import Mirror, place_of
 from glissando.training.progress import Progress
-from glissando.training.shares import Moments, optimizer_of
-from glissando.training.start import load_start, read_growth
+from glissando.training.shares import Moments, read_moments, remembered
+from glissando.training.start import load_start
 
 #: of environment.json: the id of torchrun's job that made the run
 JOB = "torchrun"
@@ -51,7 +51,8 @@ def train(config: AnyRunConfig, out: str | Path, progress: Hook | None = None) -
     # All that the user may have got wrong is found before anything is made that the corrected command would meet.
     moments = Moments()
     if config.start_from is not None:
-        config.grown, moments = read_growth(config.start_from)
+        start = Run.open(config.start_from)
+        config.grown, moments = remembered(start), read_moments(start)
     elif config.grown:
         raise ConfigError("grown is what `glissando grow` left in a run: start from that with --from, or leave it out")
     task = config.task()
@@ -85,9 +86,10 @@ def _start(loop: Loop, moments: Moments) -> list[str]:
     if config.start_from is None:
         loop.model.require_started()
         return []
-    before, now = optimizer_of(moments), OPTIMIZERS.kind_of(config.training.optimizer)
+    before = "muon" if any("momentum_buffer" in tensors for tensors in moments.values()) else "adamw"
+    now = OPTIMIZERS.kind_of(config.training.optimizer)
     notes = load_start(config.start_from, config.model, loop.model)
-    if before in (None, now):
+    if before == now or not moments:
         loop.moments = moments
         return notes
     return [f"{config.start_from} was trained with {before}; {now} starts with an empty state", *notes]

@@ -75,20 +75,6 @@ Moments = dict[str, dict[str, Tensor]]
 POWERS = {"exp_avg": 1, "exp_avg_sq": 2, "momentum_buffer": 1}
 
 
-def optimizer_of(moments: Moments) -> str | None:
-    """The optimizer that keeps these, by its name in training.optimizer.kind; None if there are none."""
-    if not moments:
-        return None
-    return "muon" if any("momentum_buffer" in tensors for tensors in moments.values()) else "adamw"
-
-
-def write_moments(run: Run, moments: Mapping[str, Mapping[str, Tensor]]) -> None:
-    """Into optimizer.safetensors."""
-    run.write_tensors(
-        OPTIMIZER, {f"{name}/{key}": value for name, tensors in moments.items() for key, value in tensors.items()}
-    )
-
-
 def read_moments(run: Run) -> Moments:
     """The moments of a run that was made by growing; none of any other run, or of a checkpoint.
 

@@ -17,13 +17,6 @@ from glissando.errors import ConfigError
 from glissando.model import LanguageModel, ModelConfig
 from glissando.runs import Run
 from glissando.storage import MANIFEST
-from glissando.training.shares import Moments, read_moments, remembered
-
-
-def read_growth(source: str) -> tuple[dict[str, list[float]], Moments]:
-    """What growth has left in the run `source`: what the next training has to remember, and the optimizer's state."""
-    start = Run.open(source)
-    return remembered(start), read_moments(start)
 
 
 def start_tokenizer(run: Run, data: Any) -> Tokenizer | None:
