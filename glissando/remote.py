@@ -50,7 +50,7 @@ class Place(NamedTuple):
         """The content of a file, piece by piece. Raises RunError for more than `most` bytes, of which no more than a
         piece beyond is fetched."""
         with _reaching("read", f"{self.url}/{name}"), self.fs.open((self / name).root, "rb") as file:
-            while piece := file.read(1 << 20):
+            while piece := file.read(1 << 24):
                 if (most := most - len(piece)) < 0:
                     raise RunError("it has more bytes than it may have: it is not fetched")
                 yield piece
