@@ -39,8 +39,6 @@ finally:
     if _stands_in:
         del sys.modules["torchmetrics"]
 
-_ASIDES = (".*available but not used.*", ".*Dynamo detected a call to a `functools.lru_cache`.*")
-
 _together = ContextVar("_together", default=False)
 
 
@@ -114,11 +112,12 @@ def quiet() -> Iterator[None]:
     # Where lightning.pytorch is imported too, Fabric's banners are its own.
     levels = {"lightning_fabric": logging.WARNING, "lightning.pytorch": logging.WARNING, "torch._dynamo": logging.ERROR}
     with contextlib.ExitStack() as stack:
-        for logger, level in ((logging.getLogger(name), level) for name, level in levels.items()):
+        for name, level in levels.items():
+            logger = logging.getLogger(name)
             stack.callback(logger.setLevel, logger.level)
             logger.setLevel(level)
         stack.enter_context(warnings.catch_warnings())
-        for message in _ASIDES:
+        for message in (".*available but not used.*", ".*Dynamo detected a call to a `functools.lru_cache`.*"):
             warnings.filterwarnings("ignore", message)
         yield
 
