@@ -18,8 +18,8 @@ def inference_overrides(options: Options) -> dict[str, Any]:
 
 def open_model(options: Options, run: str | Path) -> Any:
     """The model of a run on the device of --device, its depth and its matrices as the options say."""
-    from glissando.machine import find_device
     from glissando.loading import load
+    from glissando.machine import find_device
 
     options.device = str(find_device(options.device))  # an error of it comes before anything is loaded
     model = load(run, inference_overrides(options)).to(options.device)
