@@ -13,6 +13,7 @@ import hashlib
 import itertools
 import json
 import re
+import shutil
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -23,7 +24,7 @@ from glissando.cache_directory import cache_dir
 from glissando.checkpoints import BEST, CHECKPOINTS, LATEST, WEIGHTS, checkpoint_step, latest_checkpoint, pointers
 from glissando.errors import RunError
 from glissando.storage import MANIFEST, in_turn, publishing, read_json, read_manifest, verify_manifest
-from glissando.untrusted import FILE_BYTES, JSON_BYTES, most_bytes, require_room
+from glissando.untrusted import FILE_BYTES, JSON_BYTES, most_bytes
 from glissando.urls import is_redacted, is_url, redacted, whole_url
 
 BASE, SAMPLES, ENVIRONMENT, METRICS = "base", "samples.txt", "environment.json", "metrics.csv"
@@ -183,7 +184,8 @@ def _copy(there: Place, folder: Path, wanted: list[str], whole: bool = False) ->
 def _download(where: Place, into: Path) -> None:
     """What the manifest of `where` lists, checked."""
     sizes = _listed(where, into)
-    require_room(sum(sizes.values()), into, where.url)
+    if (needed := sum(sizes.values())) > (free := shutil.disk_usage(into).free):
+        raise RunError(f"{where.url} has {needed:,} bytes by its manifest, and the disk of {into} has {free:,} left")
     for name, size in sizes.items():
         (into / name).parent.mkdir(parents=True, exist_ok=True)
         try:

@@ -6,7 +6,7 @@ is a name and is never opened; only what the user of this process names is. What
 code    a copy inside the run, whose digest holds (glissando.imports), or a file that this process imported
 texts   a file of this machine whose digest the run has recorded, or one that the user names now (glissando.run_files)
 files   plain names below the run's directory (`require_inner_names`), no link that leads out of it (`require_no_links`)
-sizes   what the manifest says, within these bounds (`most_bytes`, `require_room`)
+sizes   what the manifest says, within these bounds (`most_bytes`), and what the disk has left
 
 Digests are checked where bytes are read: glissando.storage. Passwords in URLs: glissando.urls.
 """
@@ -14,7 +14,6 @@ Digests are checked where bytes are read: glissando.storage. Passwords in URLs: 
 from __future__ import annotations
 
 import os
-import shutil
 from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path, PurePosixPath, PureWindowsPath
 from typing import Any
@@ -83,12 +82,6 @@ def most_bytes(name: str, record: Mapping[str, Any]) -> int:
     if size > FILE_BYTES and not name.endswith(".safetensors"):
         raise RunError(f"{name} has {size:,} bytes by the manifest; at most {FILE_BYTES:,} are fetched")
     return size
-
-
-def require_room(needed: int, folder: Path, where: str) -> None:
-    """Raises RunError where the disk of `folder` has not so many bytes left."""
-    if needed > (free := shutil.disk_usage(folder).free):
-        raise RunError(f"{where} has {needed:,} bytes by its manifest, and the disk of {folder} has {free:,} left")
 
 
 def read_bounded(path: Path, most: int = FILE_BYTES) -> bytes:
