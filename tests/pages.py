@@ -22,7 +22,7 @@ import uvicorn
 from glissando.generation import generate
 from glissando.model import LanguageModel
 from glissando.serving.api import Server
-from glissando.serving.limits import Limits
+from glissando.serving.http import Limits
 
 PRESETS = {
     "liquid-ssm-nano": {"hidden_size": 32, "depth": {"layers": 2}},

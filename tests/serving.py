@@ -15,7 +15,7 @@ from loud import loud
 
 from glissando.model import LanguageModel
 from glissando.serving.api import Server
-from glissando.serving.limits import Limits
+from glissando.serving.http import Limits
 
 NAME = "tiny"
 #: greedily, the model that `tiny` makes never comes to an end

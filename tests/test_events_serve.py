@@ -20,7 +20,7 @@ from glissando.events.forecast import predict
 from glissando.events.stream import observe, what_comes
 from glissando.events.task import EventRun
 from glissando.series.live import Live
-from glissando.serving.events import EventServer
+from glissando.serving.tables import EventServer
 
 #: columns of the log, and a second table
 OPTIONS: dict[str, Any] = {

@@ -25,7 +25,7 @@ from glissando.series.forecast import SeriesRun, predict, probabilities
 from glissando.series.live import Seal
 from glissando.series.stream import observe
 from glissando.serving.schema import ObserveBody
-from glissando.serving.series import SeriesServer
+from glissando.serving.tables import SeriesServer
 
 
 def float32(run: SeriesRun) -> SeriesRun:
@@ -135,7 +135,7 @@ def _body(row: dict[str, Any], **more: Any) -> Any:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"values": {"aa": 1.0}}, "there is no column 'aa'; did you mean 'a'?"),
+        ({"values": {"aa": 1.0}}, "unknown column of values 'aa'. Did you mean 'a'?"),
         ({"values": {"age": 51.0, "a": 1.0}}, "there is no column 'hour'"),
         ({"values": {"age": 51.0, "hour": 3, "a": "high"}}, "column 'a': 'high' is no finite number"),
         ({"values": {"age": 51.0, "hour": 3, "a": True}}, "column 'a': True is no finite number"),

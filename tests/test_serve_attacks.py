@@ -29,8 +29,7 @@ from glissando.cli import serve as verb
 from glissando.errors import ConfigError
 from glissando.model import LanguageModel
 from glissando.serving.api import Server
-from glissando.serving.limits import Limits
-from glissando.serving.protocol import BoundedConnection
+from glissando.serving.http import BoundedConnection, Limits
 
 LIMITS = Limits(max_prompt=2000, max_tokens=50_000, max_copies=8, patience=2.0)
 HEAD = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n"

@@ -18,7 +18,7 @@ from serving import NAME, serving, tiny, wait_until  # noqa: E402
 from glissando.data.tokenizers import ByteTokenizer  # noqa: E402
 from glissando.generation import generate  # noqa: E402
 from glissando.model import LanguageModel  # noqa: E402
-from glissando.serving.limits import Limits  # noqa: E402
+from glissando.serving.http import Limits  # noqa: E402
 
 LIMITS = Limits(max_prompt=200, max_tokens=50_000, max_copies=8)
 

@@ -139,7 +139,7 @@ def _server(o: Options) -> Any:
     try:
         from glissando.machine import readable, resident_bytes
         from glissando.serving.api import Server
-        from glissando.serving.limits import Limits
+        from glissando.serving.http import Limits
         from glissando.serving.memory import Footprint
         from glissando.serving.planning import about
     except ModuleNotFoundError as error:

@@ -9,29 +9,112 @@ import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from functools import partial
 from typing import Any, TypeVar
 
 import uvicorn
 from starlette.applications import Starlette
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 
 from glissando.machine import available_bytes
 from glissando.model import LanguageModel
 from glissando.serving.answers import Answer, ChatAnswer, as_json
 from glissando.serving.engine import Engine
-from glissando.serving.group import DisconnectedError, Group
-from glissando.serving.http import application, configuration, logged, route
-from glissando.serving.limits import Limits, Receive, Scope, Send
+from glissando.serving.http import Limits, Receive, Scope, Send, application, configuration, logged
 from glissando.serving.planning import Served
 from glissando.serving.runner import Runner
 from glissando.serving.schema import BadRequestError, ChatBody, CompletionBody, ControlBody, read_body
-from glissando.serving.session import Outbox, Piece, RequestError, call_all
+from glissando.serving.session import (
+    ModelFailedError,
+    Outbox,
+    Piece,
+    RequestError,
+    Reservation,
+    Session,
+    StoppingError,
+    call_all,
+)
 from glissando.serving.session import Request as TextRequest
 
 _Read = TypeVar("_Read")
 #: bytes of a request that are read at once in the event loop, and of an answer that are sent at once
 _SHORT, _PART = 2**12, 2**16
+
+
+class Group:
+    """Started texts; `pieces` yields what comes of them. `close` gives up what is not written, and frees the memory of
+    what is: call it when the answer is sent.
+
+    whole  wake the reader when a text ends, and not at every token
+    """
+
+    def __init__(self, engine: Engine, requests: Sequence[TextRequest], whole: bool) -> None:
+        """Raises BusyError if they cannot all wait; then none does."""
+        self.sessions: list[Session] = []
+        self._requests = requests
+        self._engine, self._reservation = engine, Reservation(sum(each.answer_bytes for each in requests))
+        self._whole, self._come, self._gone, self._awake = whole, list[tuple[int, Piece]](), False, asyncio.Event()
+        self._stopping: StoppingError | None = None
+        try:
+            for request in requests:
+                before = len(self.sessions)
+                listeners = [partial(self._receive, before + copy) for copy in range(request.copies)]
+                self.sessions += engine.submit(request, listeners, self._reservation)
+        except BaseException:
+            self.close()
+            raise
+
+    def _receive(self, index: int, piece: Piece) -> None:
+        """In the server's loop."""
+        if isinstance(piece.error, StoppingError):
+            self._stopping = piece.error
+        self._come.append((index, piece))
+        if not self._whole or piece.finish is not None or piece.error is not None:
+            self._awake.set()
+
+    def close(self) -> None:
+        for session in self.sessions:
+            session.cancel()
+        self._engine.release(self._reservation)
+
+    @property
+    def usage(self) -> dict[str, int]:
+        """OpenAI's count of tokens; a prompt of several texts is read once."""
+        read = sum(len(request.ids) for request in self._requests)
+        written = sum(len(session.written) for session in self.sessions)
+        return {"prompt_tokens": read, "completion_tokens": written, "total_tokens": read + written}
+
+    async def pieces(self, receive: Receive) -> AsyncIterator[tuple[int, Piece]]:
+        """(text, what is new of it) until all are done.
+
+        Raises ClientDisconnect when the client leaves, StoppingError when the server stops, else ModelFailedError.
+        """
+        watch = asyncio.ensure_future(self._watch(receive))
+        left = len(self.sessions)
+        try:
+            while left:
+                await self._awake.wait()
+                self._awake.clear()
+                if self._gone:
+                    raise ClientDisconnect
+                come, self._come = self._come, []
+                for index, piece in come:
+                    if self._stopping is not None:  # and not when a slow reader has taken what comes before it
+                        raise self._stopping
+                    if piece.error is not None:
+                        cause = f"{type(piece.error).__name__}: {piece.error}"
+                        raise ModelFailedError(f"the model failed on this text: {cause}") from piece.error
+                    left -= piece.finish is not None
+                    yield index, piece
+        finally:
+            watch.cancel()
+
+    async def _watch(self, receive: Receive) -> None:
+        while (await receive())["type"] != "http.disconnect":
+            pass
+        self._gone = True
+        self._awake.set()
 
 
 class Server:
@@ -73,8 +156,19 @@ class Server:
         self._thread: threading.Thread | None = None
         #: reads and writes JSON one by one: what clients send can take processors, but not the event loop
         self._reader = ThreadPoolExecutor(1, "glissando-reader")
+        from glissando.serving.playground import playground  # which is typed by this file
+
+        routes: dict[str, Callable[[Request], Any]] = {
+            "POST /v1/completions": partial(self._texts, CompletionBody),
+            "POST /v1/completions/{id}/control": self.turn,
+            "POST /v1/chat/completions": partial(self._texts, ChatBody),
+            "GET /v1/models": self.models,
+            "GET /v1/models/{name:path}": self.model,
+            "GET /health": self.health,
+        }
+        known = "POST /v1/completions and /v1/chat/completions are"
         keys = [api_key] if isinstance(api_key, str) else list(api_key or ())
-        self.app = self._application(keys, hosts)
+        self.app = application(routes | playground(self), known, self.limits, keys, hosts, self._lifespan)
 
     def config(self, **options: Any) -> uvicorn.Config:
         """How uvicorn is to serve the application, see `configuration`."""
@@ -99,27 +193,7 @@ class Server:
         assert self._loop is not None
         self._loop.call_soon_threadsafe(call_all, outbox)
 
-    @property
-    def healthy(self) -> bool:
-        """Whether the engines' thread runs."""
-        return self._thread is not None and self._thread.is_alive()
-
     # ------------------------------------------------------------------ routes
-
-    def _application(self, keys: Sequence[str], hosts: Sequence[str] | None) -> Starlette:
-        from glissando.serving.playground import playground  # which is typed by this file
-
-        routes = [
-            route("POST", "/v1/completions", self.completions),
-            route("POST", "/v1/completions/{id}/control", self.turn),
-            route("POST", "/v1/chat/completions", self.chat),
-            route("GET", "/v1/models", self.models),
-            route("GET", "/v1/models/{name:path}", self.model),
-            route("GET", "/health", self.health),
-            *playground(self),
-        ]
-        known = "POST /v1/completions and /v1/chat/completions are"
-        return application(routes, known, self.limits, keys, hosts, self._lifespan)
 
     async def read(self, request: Request, then: Callable[[bytes], _Read]) -> _Read:
         """`then` of the body."""
@@ -128,14 +202,6 @@ class Server:
 
     async def _aside(self, work: Callable[..., _Read], *arguments: Any) -> _Read:
         return await asyncio.get_running_loop().run_in_executor(self._reader, work, *arguments)
-
-    async def completions(self, request: Request) -> Response:
-        """POST /v1/completions."""
-        return await self._texts(request, CompletionBody)
-
-    async def chat(self, request: Request) -> Response:
-        """POST /v1/chat/completions."""
-        return await self._texts(request, ChatBody)
 
     async def turn(self, request: Request) -> Response:
         """POST /v1/completions/ID/control: the dials and the pace of a text that streams, from its next token on."""
@@ -162,25 +228,24 @@ class Server:
         """GET /v1/models/NAME."""
         return JSONResponse(self._model(self.find(request.path_params["name"]).name))
 
-    def find(self, name: str) -> Served:
-        """The model of this name. Raises BadRequestError, a 404, for one that is not served."""
-        if name not in self.served:
-            raise BadRequestError(
-                f"there is no model {name[:60]!r} here; choose {' or '.join(map(repr, self.served))}",
-                "model", "model_not_found",
-            )  # fmt: skip
-        return self.served[name]
-
     def _model(self, name: str) -> dict[str, Any]:
         return {"id": name, "object": "model", "created": self.started, "owned_by": "glissando"}
 
+    def find(self, name: str) -> Served:
+        """The model of this name. Raises BadRequestError, a 404, for one that is not served."""
+        if name not in self.served:
+            message = f"there is no model {name[:60]!r} here; choose {' or '.join(map(repr, self.served))}"
+            raise BadRequestError(message, "model", "model_not_found")
+        return self.served[name]
+
     async def health(self, request: Request) -> Response:
-        """GET /health: 200 while the engine runs."""
-        return JSONResponse({"status": "ok"} if self.healthy else {"status": "stopped"}, 200 if self.healthy else 503)
+        """GET /health: 200 while the engines' thread runs."""
+        runs = self._thread is not None and self._thread.is_alive()
+        return JSONResponse({"status": "ok" if runs else "stopped"}, 200 if runs else 503)
 
     # ------------------------------------------------------------------ answers
 
-    async def _texts(self, request: Request, kind: type[CompletionBody] | type[ChatBody]) -> Response:
+    async def _texts(self, kind: type[CompletionBody] | type[ChatBody], request: Request) -> Response:
         def planned(content: bytes) -> tuple[Served, CompletionBody | ChatBody, list[TextRequest]]:
             body = read_body(kind, content)
             served = self.find(body.model)
@@ -196,10 +261,9 @@ class Server:
         echoed = [p if isinstance(p, str) else served.tokenizer.decode(p) for p in prompts for _ in range(body.n)]
         try:
             if body.stream:
+                headers = {"cache-control": "no-store", "x-accel-buffering": "no"}
                 events = self._events(request.receive, served, group, answer, echoed, body.stream_options.include_usage)
-                return _Sent(
-                    events, group, "text/event-stream", {"cache-control": "no-store", "x-accel-buffering": "no"}
-                )
+                return _Sent(events, group, "text/event-stream", headers)
             texts, pieces = echoed or [""] * len(group.sessions), [list[Piece]() for _ in group.sessions]
             async for index, piece in group.pieces(request.receive):
                 texts[index] += piece.text
@@ -208,7 +272,7 @@ class Server:
             return _Sent(_parts(content), group, "application/json", {"content-length": str(len(content))})
         except BaseException as error:
             group.close()
-            if isinstance(error, DisconnectedError):
+            if isinstance(error, ClientDisconnect):
                 return Response(status_code=499)  # nobody reads it
             raise
 
@@ -262,7 +326,7 @@ class _Sent(Response):
                 async for part in parts:
                     await send({"type": "http.response.body", "body": part, "more_body": True})
             await send({"type": "http.response.body", "body": b""})
-        except DisconnectedError:
+        except ClientDisconnect:
             pass
         finally:
             self.group.close()

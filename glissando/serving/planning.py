@@ -15,7 +15,7 @@ from glissando.errors import ConfigError, DataError, UnknownNameError
 from glissando.generation import Sampling, control_values
 from glissando.runs import Run
 from glissando.serving.engine import Engine
-from glissando.serving.limits import Limits
+from glissando.serving.http import Limits
 from glissando.serving.schema import BadRequestError, ChatBody, CompletionBody
 from glissando.serving.session import Request
 

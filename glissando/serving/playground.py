@@ -4,20 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from importlib import resources
 from typing import TYPE_CHECKING, Any
 
 import torch
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
-from starlette.routing import Route
 
 from glissando.depth import DEPTHS
 from glissando.evaluation.observe import pictures_of
 from glissando.mixers import MIXERS
 from glissando.serving.answers import token_text
-from glissando.serving.http import route
 from glissando.serving.schema import LookBody, read_body
 from glissando.serving.session import BusyError, ModelFailedError
 
@@ -40,13 +39,13 @@ LOOK_TOKENS = 160
 _MAX_LOOKS = 8
 
 
-def playground(server: Server) -> list[Route]:
-    """The page's routes."""
-    routes, folder = [], resources.files("glissando.serving") / "page"
+def playground(server: Server) -> dict[str, Callable[[Request], Any]]:
+    """What the page's routes answer, by method and path."""
+    routes, folder = dict[str, Callable[[Request], Any]](), resources.files("glissando.serving") / "page"
     for file in folder.iterdir():
-        path = "/" if file.name == "index.html" else f"/{file.name}"
+        path = "" if file.name == "index.html" else file.name
         kind = f"{_KINDS['.' + file.name.rpartition('.')[2]]}; charset=utf-8"
-        routes.append(route("GET", path, _file(file.read_bytes(), kind)))
+        routes[f"GET /{path}"] = partial(_file, file.read_bytes(), kind)
 
     async def about(request: Request) -> Response:
         """GET /v1/glissando: the models, their dials, and what a text may ask for."""
@@ -66,18 +65,15 @@ def playground(server: Server) -> list[Route]:
         finally:
             served.looking -= 1
 
-    return [*routes, route("GET", "/v1/glissando", about), route("POST", "/v1/glissando/look", look)]
+    return routes | {"GET /v1/glissando": about, "POST /v1/glissando/look": look}
 
 
-def _file(content: bytes, kind: str) -> Any:
-    async def send(request: Request) -> Response:
-        return Response(content, media_type=kind, headers=_HEADERS)
-
-    return send
+async def _file(content: bytes, kind: str, request: Request) -> Response:
+    return Response(content, media_type=kind, headers=_HEADERS)
 
 
 def _about(served: Served) -> dict[str, Any]:
-    config = served.engine.model.config
+    config = served.config
     return {
         "model": served.name,
         "parameters": served.engine.model.num_parameters(),
@@ -92,14 +88,12 @@ def _about(served: Served) -> dict[str, Any]:
 
 def _look(served: Served, ids: Sequence[int], control: tuple[float, ...] | None) -> dict[str, Any]:
     """In a thread of its own, while the engine's goes on."""
-    model, tokenizer = served.viewer, served.engine.tokenizer
-    limit = model.config.max_length
-    ids = list(ids)[-min(LOOK_TOKENS, limit or LOOK_TOKENS) :]
-    device = model.embedding.weight.device
-    values = None if control is None else model.embedding.weight.new_tensor([control])
+    model, weight = served.viewer, served.viewer.embedding.weight
+    ids = list(ids)[-min(LOOK_TOKENS, model.config.max_length or LOOK_TOKENS) :]
+    values = None if control is None else weight.new_tensor([control])
     with served.viewing:
-        entries = pictures_of(model, torch.tensor([ids], device=device), values)
+        entries = pictures_of(model, torch.tensor([ids], device=weight.device), values)
     if not all(math.isfinite(value) for look in entries for row in look["values"] for value in row):
         under = "" if control is None else f", under the control {control}"
         raise ModelFailedError(f"the model's values for this text are not finite{under}")
-    return {"tokens": [token_text(tokenizer, token) for token in ids], "looks": entries}
+    return {"tokens": [token_text(served.tokenizer, token) for token in ids], "looks": entries}

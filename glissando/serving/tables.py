@@ -5,7 +5,8 @@
     GET /health        200 while it answers
 
 A state has one size however long a series is. Those of all series together stay within a limit of bytes: the one
-that was used least recently is dropped first, and the answer that dropped it says so.
+that was used least recently is dropped first, and the answer that dropped it says so. `SeriesServer` answers forecasts
+with intervals, `EventServer` hazards and survival.
 """
 
 from __future__ import annotations
@@ -17,31 +18,34 @@ from abc import ABC, abstractmethod
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
+import torch
 import uvicorn
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
+from torch import Tensor
 
-from glissando.errors import GlissandoError, NotFiniteError
+from glissando.errors import GlissandoError, NotFiniteError, unknown_name
+from glissando.events import stream as events
+from glissando.events.task import EventRun
 from glissando.machine import readable
+from glissando.series import stream as series
+from glissando.series.forecast import SeriesRun
 from glissando.series.live import Live, Seal
+from glissando.series.panel import Clock
 from glissando.series.table_model import TableRun
-from glissando.serving.http import application, configuration, route
-from glissando.serving.limits import Limits
-from glissando.serving.schema import MOST_TIMES, BadRequestError, StateBody, read_body
+from glissando.serving.http import Limits, application, configuration
+from glissando.serving.schema import MOST_TIMES, BadRequestError, EventsBody, ObserveBody, StateBody, read_body
 from glissando.serving.session import ModelFailedError, TooLargeError
 from glissando.state import leaves, state_bytes
 
 #: bytes of an entry and of each of its tensors, beside their numbers
 _ENTRY, _TENSOR = 1024, 512
-
-
-class _Entry(NamedTuple):
-    live: Live
-    size: int
+#: levels that are answered where none are named
+_LEVELS = (0.05, 0.5, 0.95)
 
 
 class TableServer(ABC):
@@ -61,17 +65,13 @@ class TableServer(ABC):
         hosts: Sequence[str] | None = None, limits: Limits | None = None,
     ) -> None:  # fmt: skip
         self.run, self.name, self.memory, self.limits = run, name, memory, limits or Limits()
-        #: by the number of the key and the name of the series, the least recently used first
-        self.kept: OrderedDict[tuple[int | None, str], _Entry] = OrderedDict()
+        #: state and size by the number of the key and the name of the series, the least recently used first
+        self.kept: OrderedDict[tuple[int | None, str], tuple[Live, int]] = OrderedDict()
         self.size, self.dropped, self._seal = 0, 0, Seal(run)
         #: one observation after the other: states need no locks, and the event loop waits for none
         self._worker = ThreadPoolExecutor(1, "glissando-tables")
         self.app = application(
-            [
-                route("POST", "/v1/observe", self.observe),
-                route("GET", "/v1/series", self.describe),
-                route("GET", "/health", self.health),
-            ],
+            {"POST /v1/observe": self.observe, "GET /v1/series": self.describe, "GET /health": self.health},
             "POST /v1/observe and GET /v1/series are", self.limits, api_key, hosts, self._lifespan,
         )  # fmt: skip
 
@@ -88,8 +88,6 @@ class TableServer(ABC):
         yield
         self.close()
 
-    # ------------------------------------------------------------------ routes
-
     async def health(self, request: Request) -> Response:
         """GET /health."""
         return JSONResponse({"status": "ok"})
@@ -104,8 +102,6 @@ class TableServer(ABC):
         body, key = await request.body(), request.scope["key"]
         answer = await asyncio.get_running_loop().run_in_executor(self._worker, self._observe, body, key)
         return JSONResponse(answer)
-
-    # ------------------------------------------------------------------ an observation
 
     @abstractmethod
     def _described(self) -> dict[str, Any]:
@@ -124,19 +120,16 @@ class TableServer(ABC):
 
     def _observe(self, content: bytes, key: int | None) -> dict[str, Any]:
         body = read_body(self._body, content)
+        place = key, body.series
         try:
-            return self._answer(body, key)
+            before = self._before(body, place)
+            answer, live = self._answered(body, before)
         except NotFiniteError as error:
             raise ModelFailedError(str(error)) from error
-        except (BadRequestError, TooLargeError):
+        except BadRequestError:
             raise
         except GlissandoError as error:
             raise BadRequestError(re.sub(r"frame row \d+,? ", "", str(error)), None) from error
-
-    def _answer(self, body: StateBody, key: int | None) -> dict[str, Any]:
-        place = key, body.series
-        before = self._before(body, place)
-        answer, live = self._answered(body, before)
         returned = body.return_state or body.state is not None
         dropped = [] if returned or live is None else self._keep(place, live)  # once nothing can fail any more
         after = before if live is None else live
@@ -146,14 +139,14 @@ class TableServer(ABC):
     def _before(self, body: StateBody, place: tuple[int | None, str]) -> Live | None:
         if body.state is not None:
             return self._seal.unpack(body.series, body.state)
-        entry = None if body.return_state or body.begin else self.kept.get(place)
-        if entry is None and body.begin is False:
+        kept = not (body.return_state or body.begin) and place in self.kept
+        if body.begin is False and not kept:
             raise BadRequestError(
                 f"series: the state of {body.series!r} is not here: it did not begin, or was dropped for others. Send "
                 "its observations again, the first with begin: true, or keep states yourself with return_state",
                 "series", "not_found",
             )  # fmt: skip
-        return None if entry is None else entry.live
+        return self.kept[place][0] if kept else None
 
     def _keep(self, place: tuple[int | None, str], live: Live) -> list[str]:
         """Keep a state, and drop others until all fit -> the names of those of the same key."""
@@ -164,25 +157,162 @@ class TableServer(ABC):
                 f"the state of {place[1]!r} takes {readable(size)}, and {readable(self.memory)} are for all series: "
                 "serve with more --memory, or a model whose state has one size"
             )
-        if place in self.kept:
-            self.size -= self.kept.pop(place).size
-        self.kept[place] = _Entry(live, size)
-        self.size += size
+        self.size += size - self.kept.pop(place, (None, 0))[1]
+        self.kept[place] = live, size
         gone = []
         while self.size > self.memory:
-            (key, name), entry = self.kept.popitem(last=False)
-            self.size -= entry.size
+            (key, name), (_, freed) = self.kept.popitem(last=False)
+            self.size -= freed
             self.dropped += 1
-            if key == place[0]:
-                gone.append(name)
+            gone += [name] if key == place[0] else []
         return gone
+
+    def _moment(self, live: Live) -> Clock:
+        """A clock at the last observation."""
+        return self.run.clock(np.array([live.moment], object))
+
+    def _require_finite(self, parts: Sequence[Tensor], body: StateBody) -> None:
+        if not all(bool(part.isfinite().all()) for part in parts):
+            raise NotFiniteError(f"the answer to {body.series} is not finite: the training of the model diverged")
+
+
+class SeriesServer(TableServer):
+    run: SeriesRun
+    _body = ObserveBody
+
+    def _described(self) -> dict[str, Any]:
+        run, encoding, scales = self.run, self.run.encoding, self.run.scales
+        numbers = zip(encoding.columns, scales.input_mean, scales.input_scale, strict=True)
+        return {
+            "task": encoding.task, "label": encoding.label if encoding.classes else None,
+            "time": {"column": run.data.time, "form": encoding.time_form, "unit": encoding.unit},
+            "columns": {name: {"mean": float(m), "deviation": float(s)} for name, m, s in numbers},
+            "categorical": encoding.categorical, "static": encoding.static,
+            "static_categorical": encoding.static_categorical, "future": encoding.future,
+            "target": encoding.target, "classes": encoding.classes,
+            "head": None if encoding.classes else run.model.config.head,
+        }  # fmt: skip
+
+    def _answered(self, body: Any, before: Live | None) -> tuple[dict[str, Any], Live]:
+        run = self.run
+        row, times = self._row(body), self._times(body)
+        ahead = self._ahead(body, len(times))
+        params, live = series.observe(run, before, row, torch.from_numpy(times) if len(times) else None, ahead)
+        self._require_finite([params], body)
+        clock = self._moment(live)
+        known = {**run.encoding.categorical, **run.encoding.static_categorical}
+        return {
+            "time": clock.written([0], [0.0])[0] if run.data.time is not None else None,
+            "observations": int(live.state.position) - (run.encoding.task == "forecast"),
+            **self._read(params, clock, times, body.quantiles),
+            "unknown": [n for n, each in known.items() if row.get(n) is not None and str(row[n]) not in each],
+        }, live
+
+    def _row(self, body: ObserveBody) -> dict[str, Any]:
+        """The observation as a row of the run's table, whose cells are checked when it is read. Raises BadRequestError
+        for a column that the model does not read, and for a time that is missing."""
+        data, encoding = self.run.data, self.run.encoding
+        channels = [*encoding.columns, *encoding.categorical]
+        known = [*channels, *encoding.static, *encoding.static_categorical, *encoding.future]
+        for name in body.values:
+            if name not in known:
+                raise BadRequestError(str(unknown_name("column of values", name[:60], known)), "values")
+        if (body.time is None) != (data.time is None):
+            fix = f"leave it out: the table had no {body.time!r}" if data.time is None else f"give {data.time}"
+            raise BadRequestError(f"time: {fix}", "time")
+        row: dict[str, Any] = {} if data.channel is not None else dict.fromkeys(channels)
+        row |= body.values
+        row |= {} if data.group is None else {data.group: body.series}
+        return row | ({} if data.time is None else {data.time: body.time})
+
+    def _times(self, body: StateBody) -> np.ndarray:
+        if body.horizon is not None and self.run.encoding.task != "forecast":
+            raise BadRequestError(
+                f"horizon: the model's task is {self.run.encoding.task}, which has none: leave it out", "horizon"
+            )
+        return super()._times(body)
+
+    def _ahead(self, body: ObserveBody, count: int) -> Tensor | None:
+        """(J, U) the known-future columns at the horizons."""
+        names = self.run.encoding.future if count else []
+        counts = {name: len(values) for name, values in body.future.items()}
+        if counts != dict.fromkeys(names, count):
+            raise BadRequestError(
+                f"future: the numbers of its values are {counts}: give {dict.fromkeys(names, count)}, one value of "
+                "each known-future column for each time that is forecast", "future",
+            )  # fmt: skip
+        return torch.tensor([body.future[name] for name in names], dtype=torch.float64).T if names else None
+
+    def _read(self, params: Tensor, clock: Clock, times: np.ndarray, levels: Sequence[float] | None) -> dict[str, Any]:
+        """Forecasts, numbers or probabilities by their names."""
+        encoding, head = self.run.encoding, self.run.model.distribution
+        if encoding.classes:
+            p = params.double().softmax(-1).tolist()
+            return {"classes": dict(zip(encoding.classes, p, strict=True))}
+        if levels is None:
+            levels = () if self.run.model.config.head == "point" else _LEVELS
+        params = params if encoding.task == "forecast" else params.unsqueeze(0)  # (J, O, P)
+        means = head.mean(params).tolist()
+        spread = head.quantile(params, levels).tolist() if levels else None
+        written: Sequence[str | None] = clock.written([0] * len(times), times.tolist())
+        rows = []
+        for j in range(len(means)):
+            at = {"horizon": float(times[j]), "time": written[j]} if encoding.task == "forecast" else {}
+            for o, channel in enumerate(encoding.target):
+                each = {} if spread is None else {f"q{p:g}": q for p, q in zip(levels, spread[j][o], strict=True)}
+                rows.append({**at, "channel": channel, "value": means[j][o], **each})
+        return {"forecast" if encoding.task == "forecast" else "predicted": rows}
+
+
+class EventServer(TableServer):
+    run: EventRun
+    _body = EventsBody
+
+    def _described(self) -> dict[str, Any]:
+        data, encoding = self.run.data, self.run.encoding
+        return {
+            "task": "events", "time": {"column": data.time, "form": encoding.time_form, "unit": encoding.unit},
+            "kind": data.kind, "kinds": encoding.kinds, "inputs": encoding.inputs, "marks": encoding.marks,
+            "mark_categories": encoding.mark_categories, "static": encoding.static,
+            "static_categories": encoding.static_categories,
+            "values": [] if encoding.values is None else encoding.values.columns, "start": data.start,
+            "resolution": encoding.resolution, "head": self.run.model.config.head,
+        }  # fmt: skip
+
+    def _answered(self, body: Any, before: Live | None) -> tuple[dict[str, Any], Live | None]:
+        run, asks = self.run, body.time is None
+        if asks and (body.events or body.values):
+            raise BadRequestError(f"time: give {run.data.time}, at which that happened", "time")
+        if asks and before is None:
+            raise BadRequestError(
+                "time: the series begins with what happened first, or where prediction starts", "time"
+            )
+        live, unknown = before, list[str]()
+        if not asks:
+            live, unknown = events.observe(run, before, body.time, body.events, body.values, body.facts)
+        assert live is not None
+        times = self._times(body)
+        return {
+            "time": self._moment(live).written([0], [0.0])[0],
+            "steps": int(live.state.position),
+            "ahead": self._ahead(live, times, body) if len(times) else [],
+            "unknown": unknown,
+        }, None if asks else live
+
+    def _ahead(self, live: Live, times: np.ndarray, body: Any) -> list[dict[str, Any]]:
+        kinds = self.run.encoding.kinds
+        forecast = events.what_comes(self.run, live, torch.from_numpy(times), body.until)
+        self._require_finite(forecast, body)
+        hazard, survival, first = (part[0].tolist() for part in forecast)
+        return [
+            {
+                "horizon": float(time), "survival": survival[j], "hazard": dict(zip(kinds, hazard[j], strict=True)),
+                "first": dict(zip(kinds, first[j], strict=True)),
+            }
+            for j, time in enumerate(times)
+        ]  # fmt: skip
 
 
 def server_of(run: TableRun, name: str, **options: Any) -> TableServer:
     """The server of a run of series, or of events."""
-    from glissando.events.task import EventRun
-    from glissando.serving.events import EventServer
-    from glissando.serving.series import SeriesServer
-
-    kind: Any = EventServer if isinstance(run, EventRun) else SeriesServer
-    return kind(run, name, **options)
+    return (EventServer if isinstance(run, EventRun) else SeriesServer)(run, name, **options)
