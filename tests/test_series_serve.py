@@ -112,24 +112,24 @@ def test_a_client_may_keep_the_state(run: SeriesRun, server: tuple[SeriesServer,
 def test_states_stay_within_the_limit_and_the_answer_says_what_was_dropped(run: SeriesRun) -> None:
     first = rows_of()[0]
     made = SeriesServer(run, "visits")
-    made._answer(_body(first), None)
+    made._observe(_body(first), None)
     size = made.size
     made = SeriesServer(run, "visits", memory=int(3.5 * size))
     for name in ("a", "b", "c"):
-        assert made._answer(_body({**first, "who": name}), None)["dropped"] == []
-    made._answer(_body({**rows_of()[1], "who": "a"}), None)
-    assert made._answer(_body({**first, "who": "d"}), None)["dropped"] == ["b"]
+        assert made._observe(_body({**first, "who": name}), None)["dropped"] == []
+    made._observe(_body({**rows_of()[1], "who": "a"}), None)
+    assert made._observe(_body({**first, "who": "d"}), None)["dropped"] == ["b"]
     assert (
-        made._answer(_body({**first, "who": "e"}), 1)["dropped"] == []
+        made._observe(_body({**first, "who": "e"}), 1)["dropped"] == []
     )  # a series of another key is dropped, and not named
     assert (made.size, made.dropped, len(made.kept)) == (3 * size, 2, 3)
     with pytest.raises(ValueError, match="the state of 'b' is not here"):
-        made._answer(_body({**first, "who": "b"}, begin=False), None)
-    assert made._answer(_body({**first, "who": "a"}, begin=True), None)["observations"] == 1
+        made._observe(_body({**first, "who": "b"}, begin=False), None)
+    assert made._observe(_body({**first, "who": "a"}, begin=True), None)["observations"] == 1
 
 
-def _body(row: dict[str, Any], **more: Any) -> Any:
-    return ObserveBody(**body_of(row, **more))
+def _body(row: dict[str, Any], **more: Any) -> bytes:
+    return ObserveBody(**body_of(row, **more)).model_dump_json().encode()
 
 
 @pytest.mark.parametrize(
@@ -188,11 +188,11 @@ def test_long_tables_and_classes(tmp_path: Path) -> None:
     made = SeriesServer(run, "labs")
     first = long[long["who"] == "p1"].iloc[0]
     cells = {"series": "p1", "time": first["when"], "values": {"a": first["value"]}}
-    found = made._answer(_of(**cells, horizon="1h"), None)
+    found = made._observe(_of(**cells, horizon="1h"), None)
     one = frame[frame["who"] == "p1"].head(1).melt(["who", "when"], ["a"], "test", "value")
     assert np.allclose([each["value"] for each in found["forecast"]], predict(run, run.read(one), "1h")["value"])
     with pytest.raises(ValueError, match="nothing was observed"):
-        made._answer(_of(**{**cells, "values": {}, "series": "p2"}), None)
+        made._observe(_of(**{**cells, "values": {}, "series": "p2"}), None)
     frame["kind"] = np.where(frame["who"] == "p1", "x", "y")
     run = float32(
         trained(frame, folder=tmp_path, target=["kind"], task="classification", model={"head": "point"}, **options)
@@ -200,7 +200,7 @@ def test_long_tables_and_classes(tmp_path: Path) -> None:
     made = SeriesServer(run, "kinds")
     for _, row in frame[frame["who"] == "p1"].iterrows():
         cells = {name: None if row[name] != row[name] else row[name] for name in ("a", "b")}
-        answer = made._answer(_of(series="p1", time=row["when"], values=cells), None)
+        answer = made._observe(_of(series="p1", time=row["when"], values=cells), None)
     p = probabilities(run, run.read(frame))[1]
     assert np.allclose([answer["classes"][name] for name in run.encoding.classes], p, atol=1e-6)
 

@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, Self
 
-from torch import Tensor
-from transformers import GenerationMixin
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+from transformers import GenerationMixin, PreTrainedModel
 from transformers.generation import GenerationMode
 from transformers.modeling_outputs import CausalLMOutputWithPast
 
-from glissando.errors import ConfigError
-from glissando.hf.base import GlissandoPreTrainedModel
+from glissando.backbone import for_saved_weights
+from glissando.errors import ConfigError, InputError, RunError
 from glissando.hf.cache import GlissandoCache
 from glissando.hf.config import GlissandoConfig
+from glissando.loading import load
+from glissando.model import LanguageModel
 
 
-class GlissandoForCausalLM(GlissandoPreTrainedModel, GenerationMixin):
+class GlissandoForCausalLM(PreTrainedModel, GenerationMixin):
     """`self.model` is the LanguageModel; all that it computes, it computes.
 
     Train it with `Trainer`, generate with `generate`: greedy, sampling, beams, rows padded on the left, streamers. Its
@@ -24,11 +30,106 @@ class GlissandoForCausalLM(GlissandoPreTrainedModel, GenerationMixin):
     `generate`.
     """
 
+    config_class = GlissandoConfig
+    config: GlissandoConfig
+    main_input_name = "input_ids"
     accepts_loss_kwargs = True  # `Trainer` gives num_items_in_batch
+    supports_gradient_checkpointing = True
+    _supports_sdpa = True
+    #: signals ride in a context object that hooks between devices do not see: the model stays in one piece
+    _no_split_modules = ("LanguageModel",)
+    _skip_keys_device_placement = ("past_key_values",)
 
     def __init__(self, config: GlissandoConfig) -> None:
         super().__init__(config)
+        options = config.model_config()
+        if torch.empty(0).is_meta:  # from_pretrained builds without memory: its weights follow
+            options = for_saved_weights(options)
+        self.model = LanguageModel.from_config(options)
         self.post_init()
+
+    # ------------------------------------------------------------------ building
+
+    @classmethod
+    def of(cls, model: LanguageModel) -> Self:
+        """The same model, not a copy of it."""
+        eos = None if model.tokenizer is None else model.tokenizer.eos_id
+        with torch.device("meta"):
+            wrapped = cls(GlissandoConfig(model.config, eos_token_id=eos))
+        wrapped.model = model
+        return wrapped.train(model.training)
+
+    @classmethod
+    def from_run(
+        cls, path: str | Path, overrides: Mapping[str, Any] | None = None, dtype: torch.dtype | None = None
+    ) -> Self:
+        """The model of a run directory or of one of its checkpoints, as glissando.load; its files are checked."""
+        return cls.of(load(path, overrides).to(dtype=dtype))
+
+    @classmethod
+    def from_pretrained(cls, pretrained_model_name_or_path: Any, *args: Any, **kwargs: Any) -> Any:
+        """What `save_pretrained` wrote, as PreTrainedModel.from_pretrained; a run directory opens by `from_run`.
+
+        Raises RunError for weights that do not fit: none is new, and none is left out.
+        """
+        wants_info = kwargs.pop("output_loading_info", False)
+        model, info = super().from_pretrained(pretrained_model_name_or_path, *args, output_loading_info=True, **kwargs)
+        if wrong := {kind: sorted(info[kind]) for kind in ("missing_keys", "unexpected_keys") if info[kind]}:
+            raise RunError(
+                f"the weights in {pretrained_model_name_or_path} do not fit its config.json: {wrong}. Save the model "
+                "again with save_pretrained, or put the config.json that belongs to them back."
+            )
+        return (model, info) if wants_info else model
+
+    def _init_weights(self, module: nn.Module) -> None:
+        """Nothing: LanguageModel has drawn its weights, and from_pretrained takes no checkpoint that lacks some."""
+
+    def get_input_embeddings(self) -> nn.Embedding:
+        return self.model.embedding
+
+    def set_input_embeddings(self, value: nn.Embedding) -> None:
+        self.model.embedding = value
+
+    def get_output_embeddings(self) -> nn.Module | None:
+        """The head; None where it is the embedding, which then needs no tying."""
+        return self.model.head
+
+    def resize_token_embeddings(
+        self,
+        new_num_tokens: int | None = None,
+        pad_to_multiple_of: int | None = None,
+        mean_resizing: bool = True,
+    ) -> nn.Embedding:
+        """The embedding, where the size stays as it is. Raises ConfigError for another size."""
+        old = self.config.vocab_size
+        new = old if new_num_tokens is None else new_num_tokens
+        new += -new % (pad_to_multiple_of or 1)
+        if new != old:
+            raise ConfigError(
+                f"the vocabulary of {old} cannot be resized to {new}: it is the tokenizer's. Make "
+                "another, of(LanguageModel.from_preset(name, vocab_size=...)), or "
+                "of(glissando.grow(model.model, vocab=...))"
+            )
+        return self.get_input_embeddings()
+
+    def _set_gradient_checkpointing(
+        self,
+        enable: bool = True,
+        gradient_checkpointing_func: Callable[..., Any] | None = None,
+        every_n_layers: int = 1,
+    ) -> None:
+        """Each block, and each step of a flow, is recomputed. Raises ConfigError for other ways of it."""
+        function = gradient_checkpointing_func
+        plain = function is None or (
+            getattr(function, "func", function) is checkpoint
+            and getattr(function, "keywords", {}) in ({}, {"use_reentrant": False})
+        )
+        if enable and not (every_n_layers == 1 and plain):
+            raise ConfigError(
+                "glissando recomputes every block, without re-entry and without offloading; leave every_n_layers, "
+                "offload and the keywords of torch.utils.checkpoint out"
+            )
+        super()._set_gradient_checkpointing(enable)
 
     # ------------------------------------------------------------------ running
 
@@ -61,7 +162,8 @@ class GlissandoForCausalLM(GlissandoPreTrainedModel, GenerationMixin):
         Raises TypeError for the cache of another kind of model and for any other argument that is not None or False,
         and what LanguageModel raises.
         """
-        self._require_absent(absent)
+        if unknown := sorted(name for name, value in absent.items() if value is not None and value is not False):
+            raise TypeError(f"{type(self).__name__} has no {', '.join(unknown)}: leave that out, or give None")
         cache = past_key_values
         if cache is None and use_cache:
             cache = GlissandoCache()
@@ -79,9 +181,41 @@ class GlissandoForCausalLM(GlissandoPreTrainedModel, GenerationMixin):
         if labels is not None:
             counted = {} if num_items_in_batch is None else {"num_items_in_batch": num_items_in_batch}
             loss = self.loss_function(logits=logits, labels=labels, vocab_size=self.config.vocab_size, **counted)
-        output = CausalLMOutputWithPast(loss=loss, logits=logits, past_key_values=cache, hidden_states=hidden)
+        states = None if hidden is None else tuple(hidden)
+        output = CausalLMOutputWithPast(loss=loss, logits=logits, past_key_values=cache, hidden_states=states)
         wants_dict = self.config.return_dict if return_dict is None else return_dict
         return output if wants_dict else output.to_tuple()
+
+    def _read(
+        self,
+        input_ids: Tensor | None,
+        inputs_embeds: Tensor | None,
+        attention_mask: Tensor | None,
+        cache: GlissandoCache | None,
+        output_hidden_states: bool | None,
+        **signals: Tensor | None,
+    ) -> tuple[Tensor, list[Tensor] | None]:
+        """What the head reads, (B, T, D), and the hidden states if they are requested; `cache` is moved on."""
+        inputs = inputs_embeds if input_ids is None else input_ids
+        if inputs is None or (input_ids is not None and inputs_embeds is not None):
+            raise InputError("give input_ids or inputs_embeds, and not both")
+        wants_hidden = self.config.output_hidden_states if output_hidden_states is None else output_hidden_states
+        hidden: list[Tensor] | None = [] if wants_hidden else None
+        mask = _mask(attention_mask, inputs, 0 if cache is None else cache.length)
+        options: dict[str, Any] = signals | {"mask": mask, "hidden": hidden}
+        if cache is None:
+            return self.model.features(inputs, **options)[0], hidden
+        state = cache.begin(self.model, len(inputs))
+        if (rows := len(state.position)) != len(inputs):
+            raise InputError(
+                f"the cache holds {rows} rows and input_ids has {len(inputs)}; for beams or several sequences of each "
+                "row repeat it: cache.batch_repeat_interleave(N)"
+            )
+        if not torch.is_grad_enabled():
+            options |= {"donate": True, "memo": cache.memo}
+        features, cache.state = self.model.features(inputs, state, **options)
+        cache.length += inputs.shape[1]
+        return features, hidden
 
     # ------------------------------------------------------------------ generating
 
@@ -111,12 +245,13 @@ class GlissandoForCausalLM(GlissandoPreTrainedModel, GenerationMixin):
         self, generation_config: Any, model_kwargs: dict[str, Any], *args: Any, **kwargs: Any
     ) -> None:
         """An empty cache for `generate`. Raises ConfigError for what the state cannot do."""
-        if generation_config.cache_implementation is not None:
+        c = generation_config
+        if c.cache_implementation is not None:
             raise ConfigError(
-                f"cache_implementation {generation_config.cache_implementation!r} is for keys and values; this model's "
+                f"cache_implementation {c.cache_implementation!r} is for keys and values; this model's "
                 "cache is its state: leave it out"
             )
-        if generation_config.output_attentions:
+        if c.output_attentions:
             raise ConfigError("no mixer keeps attention weights: leave output_attentions out")
         mask = model_kwargs.get("attention_mask")
         if mask is not None and not mask[:, -1].all():
@@ -125,17 +260,17 @@ class GlissandoForCausalLM(GlissandoPreTrainedModel, GenerationMixin):
                 "(tokenizer.padding_side = 'left')"
             )
         cache = model_kwargs.get("past_key_values")
-        width = _width(generation_config, mask)
+        width = (c.max_new_tokens and c.max_length - c.max_new_tokens) if mask is None else mask.shape[1]
         if isinstance(cache, GlissandoCache) and width is not None and cache.length >= width:
             raise ConfigError(
                 f"the cache has read {cache.length} tokens and input_ids has {width}: generate continues from the "
                 "cache's end, so give all that it has read and at least one token more"
             )
-        ahead = _read_ahead(generation_config, args)
-        if cache is None and generation_config.use_cache is not False:
+        if cache is None and c.use_cache is not False:
             cache = model_kwargs["past_key_values"] = GlissandoCache()
-        if isinstance(cache, GlissandoCache) and ahead:
-            cache.reserve(ahead)
+        reads_ahead = GenerationMode.ASSISTED_GENERATION in args or c.is_assistant
+        if isinstance(cache, GlissandoCache) and reads_ahead:
+            cache.reserve(int(c.prompt_lookup_num_tokens or c.num_assistant_tokens or 1))
 
     def _get_candidate_generator(self, **parts: Any) -> Any:
         """What reads ahead. Raises ConfigError for an assistant that reads further than the cache can go back."""
@@ -152,22 +287,6 @@ class GlissandoForCausalLM(GlissandoPreTrainedModel, GenerationMixin):
         return super()._get_candidate_generator(**parts)
 
 
-def _read_ahead(generation_config: Any, modes: tuple[Any, ...]) -> int:
-    """How many columns are read ahead of what is known to be right."""
-    if GenerationMode.ASSISTED_GENERATION not in modes and not generation_config.is_assistant:
-        return 0
-    c = generation_config
-    return int(c.prompt_lookup_num_tokens or c.num_assistant_tokens or 1)
-
-
-def _width(generation_config: Any, mask: Tensor | None) -> int | None:
-    """Columns of input_ids, where `generate` lets one know."""
-    if mask is not None:
-        return mask.shape[1]
-    new = generation_config.max_new_tokens
-    return None if new is None else generation_config.max_length - new
-
-
 def _columns(name: str, signal: Tensor | None, first: int, width: int) -> Tensor | None:
     """Columns first to first + width of a signal that has one for every token."""
     if signal is None:
@@ -178,3 +297,24 @@ def _columns(name: str, signal: Tensor | None, first: int, width: int) -> Tensor
             "each of the prompt and each that is generated but the last"
         )
     return signal[:, first : first + width]
+
+
+def _mask(attention_mask: Tensor | None, inputs: Tensor, before: int) -> Tensor | None:
+    """(B, T) bool for the columns of `inputs`; None where all are real.
+
+    Raises ValueError for a mask that covers neither these columns nor these and the `before` ones in the cache.
+    """
+    if attention_mask is None:
+        return None
+    rows, width = inputs.shape[:2]
+    if (
+        attention_mask.ndim != 2
+        or attention_mask.shape[0] != rows
+        or attention_mask.shape[1] not in (width, before + width)
+    ):
+        raise ValueError(
+            f"attention_mask must be ({rows}, {width}), as input_ids, or ({rows}, {before + width}), with the "
+            f"{before} tokens in the cache; got {tuple(attention_mask.shape)}"
+        )
+    mask = attention_mask[:, -width:].bool()
+    return None if mask.all() else mask
