@@ -90,7 +90,7 @@ def test_the_pace_changes_while_a_text_is_written(hybrid):
         engine.step()
     assert (len(session.written), engine.idle) == (1, True)
     assert engine.rest() == pytest.approx(1.0)
-    session.set_pace(None)
+    session.pace = None
     engine.step()
     assert len(session.written) == 2
     run_down(engine)

@@ -216,7 +216,7 @@ class Server:
             if body.control is not None and values is not None:
                 session.turn(values)
             if "pace" in body.model_fields_set:
-                session.set_pace(body.pace)
+                session.pace = body.pace
         control = None if values is None else dict(zip(served.dials, values, strict=True))
         return JSONResponse({"id": id, "control": control, "pace": first.pace})
 

@@ -56,11 +56,6 @@ class Reading:
     def left(self) -> int:
         return len(self.request.ids) - self.done
 
-    def mark(self, state: Any) -> None:
-        """Keep the state that was reached: it can be gone back to."""
-        self.marks[self.done] = state
-        thin_out(self.marks)
-
     def score(self, model: LanguageModel, logits: Tensor) -> None:
         """The probabilities of the next tokens, each before it is read; logits (N, V) behind each of them."""
         request, ids = self.request, self.request.ids[self.done :][: len(logits)]
@@ -76,13 +71,13 @@ class Together(NamedTuple):
     """What texts of one batch have in common.
 
     controlled  whether they have a control
-    level       of their lengths, see `Needs.level`
     pace        tokens a second of each; None: as fast as they are computed
+    level       of their lengths, see `Needs.level`
     """
 
     controlled: bool = False
-    level: int = 0
     pace: float | None = None
+    level: int = 0
 
 
 class Batch:

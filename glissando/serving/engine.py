@@ -24,17 +24,18 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 from glissando.allocator import return_freed_memory
 from glissando.decoding.lookup import require_lookup
 from glissando.decoding.steps import BlockStep, CompiledStep, Kind, PlainStep, decoder_of
-from glissando.generation import known_tokens, tokenizer_of, tokens_left
+from glissando.generation import known_tokens, tokenizer_of
 from glissando.kernels.drawing import NOT_FINITE
 from glissando.machine import available_bytes, readable
 from glissando.mixers import Memo
 from glissando.model import LanguageModel
 from glissando.sampling import Sampler
-from glissando.serving.batches import MARK_EVERY, PATIENT, PROMPT, Batch, Reading, Together, overflown, pushed
+from glissando.serving.batches import MARK_EVERY, PATIENT, PROMPT, Batch, Reading, Together, overflown, pushed, thin_out
 from glissando.serving.memory import Needs
 from glissando.serving.prefixes import Prefixes
 from glissando.serving.runner import Runner
@@ -71,8 +72,8 @@ class Engine:
     deliver       called after a step with what happened in it; by default calls every listener
     clock         seconds, for the pace of texts
 
-    One thread at a time may call `step`; `submit` and `release`, and `cancel`, `turn` and `set_pace` of a session are
-    for any thread.
+    One thread at a time may call `step`; `submit` and `release`, and `cancel`, `turn` and `pace` of a session are for
+    any thread.
     """
 
     def __init__(
@@ -161,12 +162,8 @@ class Engine:
     @property
     def running(self) -> int:
         """Texts that are written, or whose prompts are being read."""
-        groups: list[Batch | Reading] = [*list(self.batches), *list(self.reading)]
+        groups: list[Batch | Reading] = [*self.batches, *self.reading]
         return sum(len(group.sessions) for group in groups)
-
-    def room(self, prompt_tokens: int) -> int:
-        """How many tokens can be written behind a prompt: endless but for learned positions."""
-        return tokens_left(self.model, prompt_tokens)
 
     def rest(self) -> float:
         """Seconds until a step has something to do; inf where no text is under way."""
@@ -177,8 +174,7 @@ class Engine:
     def give_up(self) -> None:
         """Every text ends with StoppingError. From the thread that steps."""
         groups: list[Batch | Reading] = [*self.batches, *self.reading, *self._waiting]
-        self.batches, self.reading = [], []
-        self._waiting.clear()
+        self.batches, self.reading, self._waiting = [], [], deque()
         error = StoppingError()
         self.deliver([(s.listener, Piece(error=error)) for group in groups for s in group.sessions])
 
@@ -195,8 +191,8 @@ class Engine:
         """A batch that so many texts, of up to `most` tokens, may join, a new one where there is none; without pages a
         copy of it must fit, too."""
         for batch in self.batches:
-            is_small = self.needs.paged or 6 * self._batch_bytes(batch, rows, most) < self.memory
-            if batch.together == together and is_small:
+            small = self.needs.paged or 6 * self._batch_bytes(batch, rows, most) < self.memory
+            if batch.together == together and small:
                 return batch
         self.batches.append(batch := Batch(together))
         return batch
@@ -204,9 +200,8 @@ class Engine:
     @property
     def used(self) -> int:
         """Bytes that are taken, or promised: to texts under way, and to answers until they are sent."""
-        batches = sum(self._batch_bytes(batch) for batch in self.batches)
-        readings = sum(self.needs.texts(reading.request) for reading in self.reading)
-        return batches + readings + sum(each.bytes for each in self._reservations if not each.released)
+        texts = sum(map(self._batch_bytes, self.batches)) + sum(self.needs.texts(each.request) for each in self.reading)
+        return texts + sum(each.bytes for each in self._reservations if not each.released)
 
     def _fits(self, more: int, work: int) -> bool:
         """Whether `more` bytes can be taken beside the largest step, which takes `work` at least. States that are only
@@ -325,14 +320,14 @@ class Engine:
             self.reading.append(reading)
 
     # ------------------------------------------------------------------ reading
+
     def _readings(self) -> list[Reading]:
         """The prompts that a step reads of: the first, and those after it of its kind while the padded rows fit."""
         chosen: list[Reading] = []
         longest = most = 0
         for reading in self.reading:
-            request = reading.request
-            longest = max(longest, min(reading.left, self.needs.chunk(request)))
-            most = max(most, self.needs.footprint.state(len(request.ids)))
+            longest = max(longest, min(reading.left, self.needs.chunk(reading.request)))
+            most = max(most, self.needs.footprint.state(len(reading.request.ids)))
             rows = len(chosen) + 1
             too_much = rows * longest > self.chunk or 12 * rows * most > self.memory
             if chosen and (too_much or reading.controlled != chosen[0].controlled):
@@ -350,12 +345,10 @@ class Engine:
             self._try(self._begin, [reading])
 
     def _read_on(self, readings: list[Reading]) -> None:
-        lengths = list(map(self._next_length, readings))
-        longest, device = max(lengths), self.model.embedding.weight.device
-        ids = torch.zeros(len(readings), longest, dtype=torch.int64)
-        for row, (reading, length) in enumerate(zip(readings, lengths, strict=True)):
-            ids[row, :length] = torch.tensor(reading.request.ids[reading.done : reading.done + length])
-        count = torch.tensor(lengths, device=device)
+        lengths, device = list(map(self._next_length, readings)), self.model.embedding.weight.device
+        parts = [torch.tensor(r.request.ids[r.done : r.done + n]) for r, n in zip(readings, lengths, strict=True)]
+        ids, count = pad_sequence(parts, batch_first=True), torch.tensor(lengths, device=device)
+        longest = ids.shape[1]
         mask = torch.arange(longest, device=device) < count.unsqueeze(1) if min(lengths) < longest else None
         state = join_states([reading.state for reading in readings])
         control = self._control([reading.request.control for reading in readings])
@@ -388,7 +381,8 @@ class Engine:
                 if self.prefixes.limit and self.needs.paged:
                     decoder = self._decoder(reading.controlled)
                     beginning = CompiledStep(decoder, decoder.rows(reading.state, caches=False))
-                    reading.mark(beginning.mark(0))
+                    reading.marks[reading.done] = beginning.mark(0)
+                    thin_out(reading.marks)
 
     def _next_length(self, reading: Reading) -> int:
         """Tokens that are read now: all that are left, or, of a prompt that is read in parts or long, all but the last
@@ -418,13 +412,12 @@ class Engine:
     def _begin(self, readings: list[Reading]) -> None:
         """The first tokens of the texts of a prompt that was read, which then become rows of a batch."""
         [reading] = readings
+        request, sessions, step = reading.request, reading.sessions, reading.step
+        assert step is not None
         assert reading.logits is not None
-        request, sessions = reading.request, reading.sessions
         if not reading.sound:
             self._outbox += map(overflown, sessions)
             return
-        step = reading.step
-        assert step is not None
         self.prefixes.keep(request.ids, request.control, step, reading.logits, request.key, reading.marks)
         if reading.scored or not request.max_tokens:
             piece = Piece(tokens=tuple(reading.scored), finish=None if request.max_tokens else "length")
@@ -436,7 +429,7 @@ class Engine:
         wide = logits.to(torch.promote_types(logits.dtype, torch.float32)).unsqueeze(1).cpu().numpy()
         going = self._push(sessions, drawn, wide)
         if going:
-            together = Together(reading.controlled, self.needs.level(request), request.pace)
+            together = Together(reading.controlled, request.pace, self.needs.level(request))
             batch = self._batch_with_room(together, len(going), request.most)
             for row in going:
                 sessions[row].marks.update(reading.marks)

@@ -18,7 +18,7 @@ from glissando.state import fit_room, state_bytes
 
 #: tokens that are read to measure, and how many behind them
 _BEFORE, _BEHIND = 1024, 128
-_measured: WeakKeyDictionary[LanguageModel, dict[tuple[torch.dtype, torch.device], Footprint]] = WeakKeyDictionary()
+_measured: WeakKeyDictionary[LanguageModel, tuple[torch.dtype, Footprint]] = WeakKeyDictionary()
 
 
 class Footprint:
@@ -47,12 +47,11 @@ class Footprint:
 
     @classmethod
     def of(cls, model: LanguageModel) -> Footprint:
-        """Measured once for a model, its type and device."""
-        known = _measured.setdefault(model, {})
-        kind = model.embedding.weight.dtype, model.embedding.weight.device
-        if kind not in known:
-            known[kind] = cls(model)
-        return known[kind]
+        """Measured once for a model and its type."""
+        dtype = model.embedding.weight.dtype
+        if model not in _measured or _measured[model][0] != dtype:
+            _measured[model] = dtype, cls(model)
+        return _measured[model][1]
 
     def state(self, tokens: int) -> int:
         """Bytes of a row that has read so many tokens: a cache doubles when it is full, from 64 on."""
@@ -119,9 +118,7 @@ class Needs:
     def level(self, request: Request) -> int:
         """Texts of one level are of about one length, to a factor of 4; all are where rows need no room for the
         longest."""
-        if self.paged or not self.footprint.a_token:
-            return 0
-        return max(0, math.ceil(math.log2(request.most / 256) / 2))
+        return 0 if self.paged or not self.footprint.a_token else max(0, math.ceil(math.log2(request.most / 256) / 2))
 
 
 def _peak(model: LanguageModel, ids: torch.Tensor, state: Any) -> tuple[int, Any]:

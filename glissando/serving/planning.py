@@ -5,14 +5,15 @@ from __future__ import annotations
 import copy
 import secrets
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
 from glissando import pretrained
 from glissando.errors import ConfigError, DataError, UnknownNameError
-from glissando.generation import Sampling, control_values
+from glissando.generation import Sampling, control_values, known_tokens, tokens_left
 from glissando.runs import Run
 from glissando.serving.engine import Engine
 from glissando.serving.http import Limits
@@ -43,9 +44,7 @@ class Served:
 
     def completion(self, body: CompletionBody) -> list[Request]:
         """A request for each prompt."""
-        if len(body.prompts) * body.n > self.limits.max_copies:
-            asked = f"{len(body.prompts)} prompts with n = {body.n}"
-            raise BadRequestError(f"{asked} are more than {self.limits.max_copies} texts; send several requests", "n")
+        self._require_few(len(body.prompts), body.n)
         requests = [self._request(body, self.ids(p, "prompt"), body.max_tokens, body.echo) for p in body.prompts]
         return [
             replace(
@@ -59,11 +58,14 @@ class Served:
 
     def chat(self, body: ChatBody) -> list[Request]:
         """The one request of a chat: its messages one behind the other, as these models were not trained on roles."""
-        if body.n > self.limits.max_copies:
-            raise BadRequestError(f"n = {body.n} is more than {self.limits.max_copies} texts", "n")
+        self._require_few(1, body.n)
         ids = self.ids(" ".join(message.text for message in body.messages), "messages")
         count = body.max_completion_tokens or body.max_tokens or self.limits.max_tokens
         return [self._request(body, ids, count, False)]
+
+    def _require_few(self, prompts: int, n: int) -> None:
+        if prompts * n > (most := self.limits.max_copies):
+            raise BadRequestError(f"n = {n} of {prompts} prompts is more than {most} texts; send several requests", "n")
 
     def control(self, values: Mapping[str, float] | None) -> tuple[float, ...] | None:
         """Every dial's value, in the model's order."""
@@ -76,26 +78,26 @@ class Served:
 
     def turned(self, asked: tuple[float, ...] | None, values: Mapping[str, float]) -> tuple[float, ...]:
         """Every dial's value once those of `values` are turned; the others stay as `asked`, or 0 under no control."""
-        before = {} if asked is None else dict(zip(self.dials, asked, strict=True))
-        setting = self.control({**before, **values})
-        assert setting is not None
-        return setting
+        return self.control({**dict(zip(self.dials, asked or (), strict=False)), **values}) or ()
 
     def ids(self, prompt: str | Sequence[int], param: str) -> tuple[int, ...]:
         """With the end token before them, which every text was trained behind."""
-        eos, size = self.tokenizer.eos_id, min(self.tokenizer.vocab_size, self.config.vocab_size)
+        eos = self.tokenizer.eos_id
         try:
             ids = self.tokenizer.encode(prompt) if isinstance(prompt, str) else list(prompt)
         except DataError as error:  # not numbers, where the tokens are
             raise BadRequestError(str(error), param) from error
+        self._require_known(ids, param)
+        return tuple(ids if ids[:1] == [eos] and not isinstance(prompt, str) else [eos, *ids])
+
+    def _require_known(self, ids: Iterable[int], param: str) -> None:
+        size = known_tokens(self.engine.model)
         if outside := [token for token in ids if token >= size]:
-            raise BadRequestError(f"token {str(outside[0])[:20]} is outside the vocabulary of {size}", param)
-        if not ids or isinstance(prompt, str) or ids[0] != eos:
-            ids = [eos, *ids]
-        return tuple(ids)
+            message = f"{param}: token {str(outside[0])[:20]} is outside the vocabulary of {size}"
+            raise BadRequestError(message, param)
 
     def _request(self, body: CompletionBody | ChatBody, ids: tuple[int, ...], count: int, echo: bool) -> Request:
-        limit, most, room = self.limits.max_prompt, self.limits.max_tokens, self.engine.room(len(ids))
+        limit, most, room = self.limits.max_prompt, self.limits.max_tokens, tokens_left(self.engine.model, len(ids))
         if len(ids) > limit or not room:
             limit = limit if room else self.config.max_length or 0
             raise BadRequestError(
@@ -105,9 +107,7 @@ class Served:
             )
         if count > most:
             raise BadRequestError(f"max_tokens is {count:,}, and a text here has at most {most:,}", "max_tokens")
-        size = min(self.tokenizer.vocab_size, self.config.vocab_size)
-        if unknown := [token for token in body.logit_bias if token >= size]:
-            raise BadRequestError(f"logit_bias: token {unknown[0]} is outside the vocabulary of {size}", "logit_bias")
+        self._require_known(body.logit_bias, "logit_bias")
         seed = secrets.randbelow(2**31) if body.seed is None else body.seed
         sampling = Sampling(
             body.temperature, body.top_k, None if body.top_p == 1 else body.top_p, seed,
@@ -115,15 +115,12 @@ class Served:
             body.min_p, body.repetition_penalty,
         )  # fmt: skip
         control = dials = self.control(body.control)
-        turns = [(turn.at, dials := self.turned(dials, turn.control)) for turn in sorted(body.turns, key=_at)]
+        in_order = sorted(body.turns, key=attrgetter("at"))
+        turns = [(turn.at, dials := self.turned(dials, turn.control)) for turn in in_order]
         return Request(
             ids, min(count, room), sampling, body.n, tuple(body.stop), control, body.top, echo,
             pace=body.pace, turns=tuple(turns),
         )  # fmt: skip
-
-
-def _at(turn: Any) -> int:
-    return turn.at
 
 
 def about(path: str | Path) -> dict[str, Any]:
@@ -134,11 +131,11 @@ def about(path: str | Path) -> dict[str, Any]:
                 of `stories`; else none
     """
     data: Any = Run.open(path).read_config().get("data")
-    if not isinstance(data, dict) or "kind" not in data:
-        data = {"kind": None}
-    card = pretrained.packaged_name(path) or ("stories" if data["kind"] == "stories" else None)
-    prompts = [] if card is None else list(pretrained.card(card)[0].get("prompts", []))
-    if isinstance(data.get("path"), str):
-        return {"trained_on": f"{Path(data['path']).name} ({data['kind']})", "prompts": prompts}
-    corpus = "the built-in children's stories" if data["kind"] == "stories" else data["kind"]
-    return {"trained_on": corpus, "prompts": prompts}
+    data = data if isinstance(data, dict) else {}
+    kind = data.get("kind")
+    card = pretrained.packaged_name(path) or ("stories" if kind == "stories" else None)
+    corpus = "the built-in children's stories" if kind == "stories" else kind
+    return {
+        "trained_on": f"{Path(data['path']).name} ({kind})" if isinstance(data.get("path"), str) else corpus,
+        "prompts": [] if card is None else list(pretrained.card(card)[0].get("prompts", [])),
+    }

@@ -148,7 +148,7 @@ def call_all(outbox: Outbox) -> None:
 
 
 class Session:
-    """One text; the engine's thread alone changes it, but for `cancel`, `turn` and `set_pace`."""
+    """One text; the engine's thread alone changes it, but for `cancel`, `turn` and `pace`."""
 
     def __init__(
         self, request: Request, number: int, tokenizer: Tokenizer, listener: Listener, reservation: Reservation
@@ -164,7 +164,7 @@ class Session:
         self.control = self.asked = request.control
         self._drawn_under = request.control
         self._turns = list(request.turns)
-        self.pace = request.pace
+        self.pace = request.pace  # from the next tokens on
         self.turned = False
         #: by their lengths, earlier states of the text that it can be gone back to
         self.marks: dict[int, Any] = {}
@@ -188,10 +188,6 @@ class Session:
         """The dials from the next tokens on. From any thread."""
         self.turned = True
         self.asked = control
-
-    def set_pace(self, pace: float | None) -> None:
-        """Tokens a second at most, from the next tokens on. From any thread."""
-        self.pace = pace
 
     def take_turns(self) -> None:
         """Draw the next tokens under the control requested by now."""
