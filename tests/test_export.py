@@ -19,8 +19,7 @@ import glissando
 from glissando.cli import main
 from glissando.errors import ConfigError
 from glissando.export import Refused, export, onnx
-from glissando.export.forms import grows
-from glissando.export.graph import Stepper
+from glissando.export.graph import Stepper, grows
 from glissando.model import LanguageModel
 from glissando.presets import preset_names
 from glissando.quantisation import quantised, restored
@@ -70,7 +69,7 @@ def test_the_form_that_is_traced_computes_what_the_model_does(case, traced, monk
     model = build(case)
     stepper, ids = Stepper(model, capacity=9), random_ids(model, 2, 9, 1)
     control = [torch.randn(2, len(stepper.dials)).double()] if stepper.dials else []
-    state = [x.double() if x.is_floating_point() else x for x in stepper.init_state(2)]
+    state = [x.double() if x.is_floating_point() else x for x in stepper.start(2)]
     with torch.no_grad():
         logits, *state = stepper(ids[:, :4], *control, *state)
         parts = [logits]
@@ -121,7 +120,7 @@ def test_models_with_loops_over_time_are_traced_one_after_another():
 def test_a_token_behind_the_last_slot_is_an_error(mixer, traced):
     model = LanguageModel.from_config({"hidden_size": 16, "mixer": mixer, "depth": {"layers": 1}}).eval()
     stepper = Stepper(model, capacity=4)
-    _, *state = stepper(torch.zeros(1, 4, dtype=torch.int64), *stepper.init_state(1))
+    _, *state = stepper(torch.zeros(1, 4, dtype=torch.int64), *stepper.start(1))
     with pytest.raises(RuntimeError, match="out of bounds"):
         stepper(torch.zeros(1, 1, dtype=torch.int64), *state)
 

@@ -1,4 +1,4 @@
-"""The model as a function of tensors alone: ids, the dials and every part of the state in, logits and the state out.
+"""A step of a model as a function of tensors alone: inputs and every part of the state in, outputs and the state out.
 
     ids      (B, T) int64, T >= 1
     control  (B, C) float32, of a model with dials
@@ -6,26 +6,37 @@
 
 T is free: one graph reads a prompt and a token. B is free, or one text: a graph of one is traced in two thirds of the
 time. Names follow the tree of the state: `state.depth.0.mixer.h`.
+
+A module whose forward cannot be traced has a method `export_form(capacity)`, which returns a module with its init_state
+and forward, whose state has a fixed shape and whose values decide no control flow, or raises Refused. `capacity` is how
+many tokens a state which grows is to hold.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import copy
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 
+from glissando.backbone import Backbone
 from glissando.block import Block
 from glissando.depth import Depth
 from glissando.errors import Refused
-from glissando.export.forms import prepared
 from glissando.model import LanguageModel
-from glissando.state import State
+from glissando.state import State, leaves
 
-#: names of axes whose size is free
-BATCH, TIME = "batch", "time"
+_Model = TypeVar("_Model", bound=Backbone)
+#: of inputs or outputs by their names; a free axis has a name
+Shapes = dict[str, list[str | int]]
+#: free axes: rows, tokens, and the times that are asked about
+BATCH, TIME, HORIZONS = "batch", "time", "horizons"
+#: their sizes in an example: those that no other axis has, and not 1, which PyTorch would take for fixed
+_SIZES: dict[str | int, int] = {BATCH: 3, TIME: 5, HORIZONS: 5}
+_TYPES = dict.fromkeys(("ids", "codes", "static_codes"), torch.int64) | {"observed": torch.bool}
 
 
 @dataclass(frozen=True)
@@ -53,73 +64,105 @@ class Leaf:
         return {"input": self.input, "output": self.output, "dtype": kind, "shape": shape, "start": self.start}
 
 
-class Stepper(nn.Module):
-    """model(ids, state) -> (logits, state) as a function of a flat list of tensors, of any number of rows or of one."""
+class Step(nn.Module):
+    """A step of `model`, whose parts have their export form, of any number of rows or of one.
+
+    inputs, outputs  their shapes by name, but for the state's
+    """
+
+    inputs: Shapes
+    outputs: Shapes
+
+    def __init__(self, model: Backbone, rows: int | str = BATCH) -> None:
+        super().__init__()
+        self.model, self.rows = model, rows
+        self.tree = self.model.init_state(1)
+        self.leaves = [leaf_of(name, value, rows) for name, value in named(self.tree)]
+
+    def start(self, rows: int) -> list[Tensor]:
+        """The state of so many rows before any token."""
+        return [torch.full((rows, *leaf.shape), leaf.start, dtype=leaf.dtype) for leaf in self.leaves]
+
+    @property
+    def shapes(self) -> tuple[Shapes, Shapes]:
+        """Of all inputs and all outputs."""
+        shapes: list[list[str | int]] = [[self.rows, *leaf.shape] for leaf in self.leaves]
+        before = {leaf.input: shape for leaf, shape in zip(self.leaves, shapes, strict=True)}
+        after = {leaf.output: shape for leaf, shape in zip(self.leaves, shapes, strict=True)}
+        return self.inputs | before, self.outputs | after
+
+    def trace(self) -> torch.export.ExportedProgram:
+        """The graph, with its free axes. Raises Refused, with PyTorch's reason, for what cannot be traced."""
+        arguments = [
+            torch.ones([_SIZES.get(size, size) for size in shape], dtype=_TYPES.get(name, torch.float32))  # type: ignore[arg-type]
+            for name, shape in self.inputs.items()
+        ]
+        arguments += self.start(_SIZES[BATCH] if self.rows == BATCH else 1)
+        shapes = self.shapes[0].values()
+        free = {name: torch.export.Dim(name, min=1) for shape in shapes for name in shape if isinstance(name, str)}
+        axes = [{i: free[name] for i, name in enumerate(shape) if isinstance(name, str)} for shape in shapes]
+        try:
+            with torch.no_grad():
+                program = torch.export.export(
+                    self, tuple(arguments), dynamic_shapes=(axes[0], tuple(axes[1:])), strict=False
+                )
+        except Refused:
+            raise
+        except Exception as error:
+            reason = str(error).strip().split("\n")[0].split(" For more information")[0].rstrip(".")
+            blocks = [part for part in self.modules() if isinstance(part, Block)]
+            depths = [part for part in self.modules() if isinstance(part, Depth)]
+            parts = {type(part).__name__: part for part in (*(block.mixer for block in blocks), *depths)}
+            foreign = [name for name, part in parts.items() if not type(part).__module__.startswith("glissando.")]
+            fix = "This is a defect of the library"
+            if foreign:
+                fix = (
+                    f"{', '.join(foreign)} is not of this library: a loop over time steps, or a branch that depends on "
+                    "values, cannot be traced. Give it a method `export_form`"
+                )
+            raise Refused(f"the model cannot be traced: {type(error).__name__}: {reason}. {fix}") from error
+        _drop_casts_to_the_same_type(program.graph_module)
+        return program
+
+
+class Stepper(Step):
+    """model(ids, state) -> (logits, state)."""
+
+    model: LanguageModel
 
     def __init__(self, model: LanguageModel, capacity: int, *, one_row: bool = False) -> None:
-        super().__init__()
-        self.rows: int | str = 1 if one_row else BATCH
-        self.model = prepared(model, capacity)
+        super().__init__(prepared(model, capacity), 1 if one_row else BATCH)
         self.dials = list(model.config.dials)
-        self._tree = self.model.init_state(1)
-        self.leaves = [leaf_of(name, value, self.rows) for name, value in named(self._tree)]
-
-    def init_state(self, batch_size: int) -> list[Tensor]:
-        # Each a tensor of its own: a graph takes two inputs that are one tensor for one input.
-        return [value.clone() for _, value in named(self.model.init_state(batch_size))]
+        control: Shapes = {"control": [self.rows, len(self.dials)]} if self.dials else {}
+        self.inputs = {"ids": [self.rows, TIME], **control}
+        self.outputs = {"logits": [self.rows, TIME, model.config.vocab_size]}
 
     def forward(self, ids: Tensor, *rest: Tensor) -> tuple[Tensor, ...]:
         control, flat = (rest[0], rest[1:]) if self.dials else (None, rest)
-        state = filled(self._tree, iter(flat), None)
-        logits, after = self.model(ids, state, control=control)
+        logits, after = self.model(ids, filled(self.tree, iter(flat), None), control=control)
         return logits, *(value for _, value in named(after))
 
-    @property
-    def input_names(self) -> list[str]:
-        return ["ids", *(["control"] if self.dials else []), *(leaf.input for leaf in self.leaves)]
 
-    def arguments(self, batch: int, time: int) -> tuple[Tensor, ...]:
-        """Any inputs of these sizes."""
-        control = [torch.zeros(batch, len(self.dials))] if self.dials else []
-        return torch.zeros(batch, time, dtype=torch.int64), *control, *self.init_state(batch)
+def prepared(model: _Model, capacity: int) -> _Model:
+    """A copy of the model in which every mixer and depth has its export form, without gradients."""
 
-    def trace(self) -> torch.export.ExportedProgram:
-        """Raises Refused, with PyTorch's reason, for a model whose forward cannot be traced."""
-        free = {} if self.rows == 1 else {0: torch.export.Dim(BATCH, min=1)}
-        # Sizes of an example are those that no other axis has, and not 1, which PyTorch would take for fixed.
-        arguments = self.arguments(3 if free else 1, 5)
-        axes: list[dict[int, Any]] = [dict(free) for _ in arguments]
-        axes[0][1] = torch.export.Dim(TIME, min=1)
-        return traced(self, arguments, axes)
+    def replace(parent: nn.Module) -> None:
+        for name, child in parent.named_children():
+            form = getattr(child, "export_form", None)
+            new = child if form is None else form(capacity)
+            if new is not child:
+                setattr(parent, name, new)
+            replace(new)
+
+    traced = copy.deepcopy(model).eval().requires_grad_(False)
+    replace(traced)
+    return traced
 
 
-def traced(
-    module: nn.Module, arguments: tuple[Tensor, ...], axes: Sequence[dict[int, Any]]
-) -> torch.export.ExportedProgram:
-    """The graph of module(first, *rest), with the free axes of each argument.
-
-    Raises Refused, with PyTorch's reason, for what cannot be traced.
-    """
-    try:
-        with torch.no_grad():
-            program = torch.export.export(module, arguments, dynamic_shapes=(axes[0], tuple(axes[1:])), strict=False)
-    except Refused:
-        raise
-    except Exception as error:
-        reason = str(error).strip().split("\n")[0].split(" For more information")[0].rstrip(".")
-        blocks = [part for part in module.modules() if isinstance(part, Block)]
-        depths = [part for part in module.modules() if isinstance(part, Depth)]
-        parts = {type(part).__name__: part for part in (*(block.mixer for block in blocks), *depths)}
-        foreign = [name for name, part in parts.items() if not type(part).__module__.startswith("glissando.")]
-        fix = "This is a defect of the library"
-        if foreign:
-            fix = (
-                f"{', '.join(foreign)} is not of this library: a loop over time steps, or a branch that depends on "
-                "values, cannot be traced. Give it a method `export_form`"
-            )
-        raise Refused(f"the model cannot be traced: {type(error).__name__}: {reason}. {fix}") from error
-    _drop_casts_to_the_same_type(program.graph_module)
-    return program
+def grows(model: Backbone) -> bool:
+    """Whether a part of the state has a slot for each token, so that a capacity decides its size."""
+    few, more = ([x.shape for x in leaves(prepared(model, capacity).init_state(1))] for capacity in (2, 3))
+    return few != more
 
 
 def _drop_casts_to_the_same_type(root: torch.fx.GraphModule) -> None:

@@ -18,8 +18,7 @@ from glissando.depth import DEPTHS
 from glissando.errors import ConfigError, unknown_name
 from glissando.export import check, onnx, web
 from glissando.export.check import Check
-from glissando.export.forms import grows
-from glissando.export.graph import TIME, Stepper
+from glissando.export.graph import Stepper, grows
 from glissando.generation import tokenizer_of
 from glissando.mixers import MIXERS
 from glissando.model import LanguageModel
@@ -103,8 +102,8 @@ def _write_graph(
     stepper = Stepper(model, capacity or 0, one_row=one_row)
     onnx.write(stepper, folder, status)
     status("checking the graph against the model")
-    run = onnx.OnnxRuntime(folder, stepper.input_names)
-    outcome = check.compare(model, run, stepper.init_state, capacity, "ONNX Runtime", one_row=one_row).require_equal()
+    run = onnx.OnnxRuntime(folder / onnx.GRAPH)
+    outcome = check.compare(model, run, stepper.start, capacity, "ONNX Runtime", one_row=one_row).require_equal()
     made = _manifest(model, stepper, kind, capacity) | {"name": name, "check": outcome.as_dict()}
     write_atomic(folder / MANIFEST, (json.dumps(made, indent=2) + "\n").encode())
     tokenizer.save(folder)
@@ -154,8 +153,7 @@ def _manifest(model: LanguageModel, stepper: Stepper, kind: str, capacity: int |
     from glissando import __version__
 
     tokenizer = tokenizer_of(model)
-    rows = stepper.rows
-    dials = [{"name": "control", "dtype": "float32", "shape": [rows, len(stepper.dials)]}] if stepper.dials else []
+    types = {"ids": "int64"}
     # bytes: an id is a byte; hf: the file is one of Hugging Face's `tokenizers`
     form = "bytes" if isinstance(tokenizer, ByteTokenizer) else "hf"
     return {
@@ -168,8 +166,8 @@ def _manifest(model: LanguageModel, stepper: Stepper, kind: str, capacity: int |
         "capacity": capacity,
         "dials": stepper.dials,
         "file": onnx.GRAPH,
-        "inputs": [{"name": "ids", "dtype": "int64", "shape": [rows, TIME]}, *dials],
-        "outputs": [{"name": "logits", "dtype": "float32", "shape": [rows, TIME, model.config.vocab_size]}],
+        "inputs": [{"name": n, "dtype": types.get(n, "float32"), "shape": s} for n, s in stepper.inputs.items()],
+        "outputs": [{"name": n, "dtype": "float32", "shape": s} for n, s in stepper.outputs.items()],
         "state": [leaf.described for leaf in stepper.leaves],
     }
 

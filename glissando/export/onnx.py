@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from glissando.errors import MissingExtraError, Refused
-from glissando.export.graph import TIME, Stepper
+from glissando.export.graph import Shapes, Stepper
 
 GRAPH, WEIGHTS = "model.onnx", "weights.bin"
 #: tensors of fewer bytes stay in the graph
@@ -40,14 +40,10 @@ def write(stepper: Stepper, folder: Path, status: Callable[[str], None] = lambda
     status("tracing the model")
     program = stepper.trace()
     status("translating the graph to ONNX")
-    model = translated(program, *_shapes(stepper))
+    model = translated(program, *stepper.shapes)
     import onnx_ir
 
     onnx_ir.save(model, folder / GRAPH, external_data=WEIGHTS, size_threshold_bytes=_INLINE)
-
-
-#: of inputs or outputs by their names; a free axis has a name
-Shapes = dict[str, list[str | int]]
 
 
 def translated(program: torch.export.ExportedProgram, inputs: Shapes, outputs: Shapes) -> Any:
@@ -83,15 +79,6 @@ def translated(program: torch.export.ExportedProgram, inputs: Shapes, outputs: S
     return _simplified(model)
 
 
-def _shapes(stepper: Stepper) -> tuple[Shapes, Shapes]:
-    """The shapes of inputs and outputs: free axes are called `batch` and `time`, everything else has its size."""
-    stepped, rows = stepper.leaves, stepper.rows
-    control: Shapes = {"control": [rows, len(stepper.dials)]} if stepper.dials else {}
-    inputs: Shapes = {"ids": [rows, TIME], **control, **{leaf.input: [rows, *leaf.shape] for leaf in stepped}}
-    logits: Shapes = {"logits": [rows, TIME, stepper.model.config.vocab_size]}
-    return inputs, logits | {leaf.output: [rows, *leaf.shape] for leaf in stepped}
-
-
 def _simplified(model: Any) -> Any:
     """The model with constants folded and without what nothing reads, and without PyTorch's notes of where each node
     comes from, which are longer than the graph and name places here.
@@ -121,23 +108,19 @@ def _simplified(model: Any) -> Any:
     return result.model
 
 
-def session(path: Path) -> Any:
-    """A graph opened by ONNX Runtime, on one thread."""
-    import onnxruntime
-
-    options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads = 1
-    options.log_severity_level = 3
-    return onnxruntime.InferenceSession(path, options, ["CPUExecutionProvider"])
-
-
 class OnnxRuntime:
-    """The graph of `write`, run by ONNX Runtime on one thread."""
+    """A graph, run by ONNX Runtime on one thread."""
 
-    def __init__(self, folder: Path, inputs: Sequence[str]) -> None:
-        self._session, self._inputs = session(folder / GRAPH), list(inputs)
+    def __init__(self, path: Path) -> None:
+        import onnxruntime
+
+        options = onnxruntime.SessionOptions()
+        options.intra_op_num_threads = 1
+        options.log_severity_level = 3
+        self._session = onnxruntime.InferenceSession(path, options, ["CPUExecutionProvider"])
 
     def __call__(self, *arguments: Tensor) -> list[Tensor]:
-        """Logits and the state after these inputs."""
-        feeds = {name: np.ascontiguousarray(x.numpy()) for name, x in zip(self._inputs, arguments, strict=True)}
+        """Outputs and the state after these inputs, in the graph's order."""
+        names = [each.name for each in self._session.get_inputs()]
+        feeds = {name: np.ascontiguousarray(x.numpy()) for name, x in zip(names, arguments, strict=True)}
         return [torch.from_numpy(y) for y in self._session.run(None, feeds)]

@@ -24,8 +24,7 @@ from torch import Tensor, nn
 
 from glissando.errors import Refused
 from glissando.export import onnx
-from glissando.export.forms import grows, prepared
-from glissando.export.graph import BATCH, Leaf, filled, leaf_of, named, traced
+from glissando.export.graph import BATCH, HORIZONS, Leaf, Step, filled, grows, named, prepared
 from glissando.mixers import MIXERS
 from glissando.mixers.attention.export import FixedAttention
 from glissando.series.forecast import SeriesRun, require_absent
@@ -37,15 +36,12 @@ from glissando.storage import write_atomic
 
 #: the key of the file's metadata
 METADATA = "glissando.series"
-#: the free axis of the times that are asked about
-HORIZONS = "horizons"
 #: the largest difference of an answer from the model's, over its size and the output's deviation together
 TOLERANCE = 1e-4
 _ROWS, _STEPS, _ASKED = 2, 24, 3
-_TYPES = {"observed": torch.bool, "codes": torch.int64, "static_codes": torch.int64}
 
 
-class _Step(SeriesModel):
+class _OneStep(SeriesModel):
     """One step of the model, whose questions are answered together, so that their number is free."""
 
     def __init__(self, model: SeriesModel) -> None:
@@ -59,12 +55,12 @@ class _Step(SeriesModel):
         return self._answer(h.expand(-1, number, -1), units, horizon[:, 0], facts, ahead).unsqueeze(1)
 
 
-class Observer(nn.Module):
+class Observer(Step):
     """A step of a run as a function of tensors alone. Raises Refused for a state that grows."""
 
+    model: SeriesModel
+
     def __init__(self, run: SeriesRun) -> None:
-        super().__init__()
-        self.run = run
         model = copy.deepcopy(run.model).float()
         if grows(model):
             kinds = ", ".join(dict.fromkeys(MIXERS.kind_of(options) for options in model.config.mixers))
@@ -72,14 +68,25 @@ class Observer(nn.Module):
                 f"the state of this model ({kinds}) keeps every observation, and an exported one has one size: train "
                 "attention with --model.mixer.window N, or another mixer, such as the default liquid"
             )
-        self.model = _Step(prepared(model, 2))
-        timed = self.model._duration(torch.ones(1)) is not None
-        for part in self.model.modules():
+        step = _OneStep(prepared(model, 2))
+        for part in step.modules():
             if isinstance(part, FixedAttention):
-                part.timed = timed
-        self._tree = self.model.init_state(1)
-        self.sums = averages(run)
-        self.leaves = [leaf_of(name, value) for name, value in named(self._tree)]
+                part.timed = step._duration(torch.ones(1)) is not None
+        super().__init__(step)
+        self.run, self.sums, config = run, averages(run), model.config
+        sizes: dict[str, list[str | int]] = {
+            "values": [config.inputs], "observed": [config.inputs], "dt": [], "codes": [len(config.categories)],
+            "static": [config.static], "static_codes": [len(config.static_categories)], "future": [config.future],
+        }  # fmt: skip
+        asked: list[str | int] = [HORIZONS] if config.forecast else []
+        if asked:
+            sizes |= {"horizon": asked, "ahead": [*asked, config.future]}
+        self.inputs = {name: [BATCH, *shape] for name, shape in sizes.items() if 0 not in shape}
+        self.outputs = {"value": [BATCH, *asked, config.outputs]}
+        if run.encoding.classes:
+            self.outputs = {"probabilities": [BATCH, config.outputs]}
+        elif config.head != "point":
+            self.outputs["parameters"] = [BATCH, *asked, config.outputs, step.distribution.width]
         if self.sums:
             self.leaves.append(Leaf("logits", torch.float32, (model.config.outputs,), 0.0))
 
@@ -89,7 +96,7 @@ class Observer(nn.Module):
         parts: dict[str, Any] = {
             name: part if name.startswith("static") else part.unsqueeze(1) for name, part in inputs.items()
         }
-        state = filled(self._tree, iter(flat), None)
+        state = filled(self.tree, iter(flat), None)
         y, after = self.model(parts.pop("values"), state, **parts)
         assert after is not None
         following = [value for _, value in named(after)]
@@ -104,35 +111,6 @@ class Observer(nn.Module):
             return (y.softmax(-1),)
         return (y,) if model.config.head == "point" else (model.distribution.mean(y), y)
 
-    # ------------------------------------------------------------------ names and shapes
-
-    @property
-    def inputs(self) -> dict[str, list[str | int]]:
-        """Shapes of the inputs beside the state, by name."""
-        config = self.model.config
-        asked: list[str | int] = [BATCH, HORIZONS]
-        sizes: dict[str, tuple[list[str | int], bool]] = {
-            "values": ([BATCH, config.inputs], True),
-            "observed": ([BATCH, config.inputs], True),
-            "dt": ([BATCH], True),
-            "codes": ([BATCH, len(config.categories)], bool(config.categories)),
-            "static": ([BATCH, config.static], bool(config.static)),
-            "static_codes": ([BATCH, len(config.static_categories)], bool(config.static_categories)),
-            "future": ([BATCH, config.future], bool(config.future)),
-            "horizon": (asked, config.forecast),
-            "ahead": ([*asked, config.future], config.forecast and bool(config.future)),
-        }
-        return {name: shape for name, (shape, taken) in sizes.items() if taken}
-
-    @property
-    def outputs(self) -> dict[str, list[str | int]]:
-        """Shapes of the outputs beside the state, by name."""
-        config, head = self.model.config, self.model.distribution
-        if self.run.encoding.classes:
-            return {"probabilities": [BATCH, config.outputs]}
-        shape: list[str | int] = [BATCH, *([HORIZONS] if config.forecast else []), config.outputs]
-        return {"value": shape} | ({} if config.head == "point" else {"parameters": [*shape, head.width]})
-
     def metadata(self) -> dict[str, Any]:
         """What a program needs to know to run the graph."""
         from glissando import __version__
@@ -142,8 +120,10 @@ class Observer(nn.Module):
         parameters = (
             [f"q{level:g}" for level in config.levels] if config.head == "quantiles" else names.get(config.head)
         )
-        known = {name: ["missing", "unknown", *each] for name, each in encoding.categorical.items()}
-        facts = {name: ["missing", "unknown", *each] for name, each in encoding.static_categorical.items()}
+        known, facts = (
+            {name: ["missing", "unknown", *each] for name, each in categories.items()}
+            for categories in (encoding.categorical, encoding.static_categorical)
+        )
         first = "call once with nothing observed and dt 0, for what does not vary, before the first observation"
         return {
             "format": 1, "made_by": f"glissando {__version__}", "task": encoding.task, "label": encoding.label,
@@ -155,26 +135,6 @@ class Observer(nn.Module):
             "inputs": self.inputs, "outputs": self.outputs, "state": [leaf.described for leaf in self.leaves],
             "begin": first if config.forecast else "a series begins with its first observation and dt 0",
         }  # fmt: skip
-
-    # ------------------------------------------------------------------ tracing and running
-
-    def start(self, rows: int) -> list[Tensor]:
-        """The state of so many rows before the first observation."""
-        return [torch.full((rows, *leaf.shape), leaf.start, dtype=leaf.dtype) for leaf in self.leaves]
-
-    def trace(self) -> torch.export.ExportedProgram:
-        """Raises Refused for a model whose forward cannot be traced."""
-        batch, horizons = torch.export.Dim(BATCH, min=1), torch.export.Dim(HORIZONS, min=1)
-        # Sizes of an example are those that no other axis has, and not 1, which PyTorch would take for fixed.
-        sizes = {BATCH: 3, HORIZONS: 5}
-        arguments = [
-            torch.ones([sizes.get(str(n), n) for n in shape], dtype=_TYPES.get(name, torch.float32))  # type: ignore[arg-type]
-            for name, shape in self.inputs.items()
-        ]
-        free = {BATCH: batch, HORIZONS: horizons}
-        axes = [{i: free[n] for i, n in enumerate(shape) if isinstance(n, str)} for shape in self.inputs.values()]
-        state = self.start(3)
-        return traced(self, (*arguments, *state), [*axes, *({0: batch} for _ in state)])
 
 
 class Check(NamedTuple):
@@ -199,9 +159,7 @@ def export_series(run: SeriesRun, out: str | Path) -> Check:
     out = require_absent(out)
     onnx.require_installed()
     observer = Observer(run)
-    states: onnx.Shapes = {leaf.input: [BATCH, *leaf.shape] for leaf in observer.leaves}
-    following: onnx.Shapes = {leaf.output: [BATCH, *leaf.shape] for leaf in observer.leaves}
-    model = onnx.translated(observer.trace(), observer.inputs | states, observer.outputs | following)
+    model = onnx.translated(observer.trace(), *observer.shapes)
     model.metadata_props[METADATA] = json.dumps(observer.metadata())
     import onnx_ir
 
@@ -215,13 +173,12 @@ def export_series(run: SeriesRun, out: str | Path) -> Check:
 
 def _checked(observer: Observer, path: Path) -> Check:
     """Raises Refused where the file does not compute what the model does."""
-    session, names = onnx.session(path), list(observer.inputs)
+    exported = onnx.OnnxRuntime(path)
     model = copy.deepcopy(observer.run.model).float().eval()
     state, initial, largest = observer.start(_ROWS), model.init_state(_ROWS), 0.0
     total = torch.zeros(_ROWS, model.config.outputs)
-    for number, inputs in enumerate(_observations(model, names)):
-        feeds = {**inputs, **{leaf.input: value for leaf, value in zip(observer.leaves, state, strict=True)}}
-        answers = [torch.from_numpy(part) for part in session.run(None, {n: x.numpy() for n, x in feeds.items()})]
+    for number, inputs in enumerate(_observations(model, list(observer.inputs))):
+        answers = exported(*inputs.values(), *state)
         state = answers[len(observer.outputs) :]
         parts: dict[str, Any] = {n: x if n.startswith("static") else x.unsqueeze(1) for n, x in inputs.items()}
         with torch.no_grad():
@@ -249,21 +206,21 @@ def _observations(model: SeriesModel, names: list[str]) -> Iterator[dict[str, Te
         return mean + scale * torch.randn(*shape, len(mean), generator=draw)
 
     def codes(sizes: list[int]) -> Tensor:
-        return torch.stack([torch.randint(size, (_ROWS,), generator=draw) for size in sizes], 1)
+        return (torch.rand(_ROWS, len(sizes), generator=draw) * torch.tensor(sizes)).long()
 
     def times(*shape: int) -> Tensor:
         return model.time_scale * torch.empty(shape).exponential_(generator=draw)
 
     static = normal(model.static_mean, model.static_scale, _ROWS)
     static[:1, :1] = torch.nan
-    facts = {"static": static, "static_codes": codes(config.static_categories) if config.static_categories else None}
+    facts = {"static": static, "static_codes": codes(config.static_categories)}
     for step in range(_STEPS):
         values = normal(model.input_mean, model.input_scale, _ROWS)
         observed = torch.rand(values.shape, generator=draw) < (0.7 if step else 0.0)
         inputs = {
             "values": values.where(observed, torch.nan), "observed": observed, "dt": times(_ROWS) * (step > 1),
-            "codes": codes(config.categories) if config.categories else None, **facts,
+            "codes": codes(config.categories), **facts,
             "future": normal(model.future_mean, model.future_scale, _ROWS), "horizon": times(_ROWS, _ASKED),
             "ahead": normal(model.future_mean, model.future_scale, _ROWS, _ASKED),
         }  # fmt: skip
-        yield {name: part for name, part in inputs.items() if name in names and part is not None}
+        yield {name: inputs[name] for name in names}
