@@ -22,8 +22,11 @@ _SEEDS = (-(2**63), 2**63 - 1)
 _BLOCK = 64
 #: largest size of penalties and biases, so that no logit with them overflows
 _MOST = 1e100
-#: largest temperature: a float holds it
-_WARMEST = 1e300
+#: of options the least and the largest value, and one as an example
+_RANGES = {
+    "temperature": (0, 1e300, 0.8), "min_p": (0, 1, 0.05), "frequency_penalty": (-_MOST, _MOST, 0.5),
+    "presence_penalty": (-_MOST, _MOST, 0.5), "repetition_penalty": (1 / _MOST, _MOST, 1.1),
+}  # fmt: skip
 
 
 def require_seed(seed: int) -> None:
@@ -65,25 +68,24 @@ class Sampling:
     allowed: tuple[int, ...] | None = None
 
     def __post_init__(self) -> None:
-        if not 0 <= self.temperature <= _WARMEST:  # nor NaN
-            raise ConfigError(f"temperature must be at least 0 (greedy) and at most {_WARMEST}, got {self.temperature}")
+        for name, (least, most, example) in _RANGES.items():
+            if not least <= (value := getattr(self, name)) <= most:  # nor NaN
+                raise ConfigError(f"{name} must be a number from {least} to {most}, such as {example}, got {value}")
         if self.top_k is not None and not (isinstance(self.top_k, Integral) and self.top_k >= 1):
             raise ConfigError(f"top_k must be a whole number of at least 1, got {self.top_k}")
         if self.top_p is not None and not 0 < self.top_p <= 1:
             raise ConfigError(f"top_p must be in (0, 1], got {self.top_p}")
-        if not 0 <= self.min_p <= 1:
-            raise ConfigError(f"min_p must be in [0, 1], got {self.min_p}")
         require_seed(self.seed)
-        for name in ("frequency_penalty", "presence_penalty"):
-            if not abs(getattr(self, name)) <= _MOST:  # nor NaN
+        for token, bias in self.logit_bias:
+            is_bias = isinstance(bias, Real) and (abs(bias) <= _MOST or bias == -math.inf)
+            if not (isinstance(token, Integral) and token >= 0 and is_bias):
                 raise ConfigError(
-                    f"{name} must be a number from -{_MOST} to {_MOST}, such as 0.5, got {getattr(self, name)}"
+                    f"logit_bias must be numbers from -{_MOST} to {_MOST}, or -inf, by token id, such as "
+                    f"{{7: -100.0}}, got {token!r}: {bias!r}"
                 )
-        if not 1 / _MOST <= self.repetition_penalty <= _MOST:
-            raise ConfigError(
-                f"repetition_penalty must be from {1 / _MOST} to {_MOST}, such as 1.1, got {self.repetition_penalty}"
-            )
-        _require_tokens(self.logit_bias, self.allowed or ())
+        for token in self.allowed or ():
+            if not isinstance(token, Integral) or isinstance(token, bool):
+                raise ConfigError(f"allowed must be token ids, which are whole numbers, such as (7, 9), got {token!r}")
 
     @property
     def counts_tokens(self) -> bool:
@@ -105,7 +107,7 @@ class Sampling:
         Raises ConfigError for a token that there is not, or where none is left.
         """
         biases = np.full(size, 0.0 if self.allowed is None else -math.inf)
-        for name, tokens in (("allowed", self.allowed or ()), ("logit_bias", [token for token, _ in self.logit_bias])):
+        for name, tokens in (("allowed", self.allowed or ()), ("logit_bias", dict(self.logit_bias))):
             if outside := [token for token in tokens if not 0 <= token < size]:
                 raise ConfigError(f"{name} has the token {outside[0]}, outside the vocabulary of {size}")
         biases[list(self.allowed or ())] = 0.0
@@ -147,20 +149,6 @@ class Sampling:
             return self.shifted(logits.detach().cpu(), counts).argmax(-1)
         cumulative = self.weights(logits, counts).cumsum(-1)
         return torch.searchsorted(cumulative, uniforms.unsqueeze(-1) * cumulative[:, -1:], right=True).squeeze(-1)
-
-
-def _require_tokens(logit_bias: tuple[tuple[int, float], ...], allowed: tuple[int, ...]) -> None:
-    """Raise ConfigError for what is no token id, and for biases that are no such numbers."""
-    for token, bias in logit_bias:
-        is_bias = isinstance(bias, Real) and (abs(bias) <= _MOST or bias == -math.inf)
-        if not (isinstance(token, Integral) and token >= 0 and is_bias):
-            raise ConfigError(
-                f"logit_bias must be numbers from -{_MOST} to {_MOST}, or -inf, by token id, such as {{7: -100.0}}, "
-                f"got {token!r}: {bias!r}"
-            )
-    for token in allowed:
-        if not isinstance(token, Integral) or isinstance(token, bool):
-            raise ConfigError(f"allowed must be token ids, which are whole numbers, such as (7, 9), got {token!r}")
 
 
 def _exp(x: Tensor) -> Tensor:

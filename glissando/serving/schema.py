@@ -4,17 +4,9 @@
 from __future__ import annotations
 
 import reprlib
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
-from pydantic import (
-    BaseModel,
-    BeforeValidator,
-    ConfigDict,
-    Field,
-    ValidationError,
-    field_validator,
-    model_validator,
-)
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
 from glissando.errors import nearest
 from glissando.serving.session import RequestError
@@ -34,9 +26,11 @@ class BadRequestError(RequestError, ValueError):
 
 
 class _Strict(BaseModel):
-    """A number is no string, and an unknown field that asks for something is an error."""
+    """A number is no string, null counts as left out, as in OpenAI's schema, and an unknown field that asks for
+    something is an error."""
 
     model_config = ConfigDict(strict=True, allow_inf_nan=False)
+    null_is_left_out: ClassVar[bool] = True
 
     @model_validator(mode="before")
     @classmethod
@@ -48,7 +42,8 @@ class _Strict(BaseModel):
                 close = nearest(name[:60], cls.model_fields)
                 hint = f"did you mean {close!r}?" if close else "leave it out"
                 raise ValueError(f"{name[:60]!r} is not supported by this server; {hint}")
-        return {name: value for name, value in values.items() if name in cls.model_fields}
+        nulls = not cls.null_is_left_out
+        return {k: v for k, v in values.items() if k in cls.model_fields and (nulls or v is not None)}
 
 
 def _at_most(count: int) -> BeforeValidator:
@@ -70,7 +65,9 @@ Biases = Annotated[
 #: tokens a second: a text of fewer would hold its place for long
 Pace = Annotated[float, Field(ge=1, le=1000)]
 StopText = Annotated[str, Field(min_length=1, max_length=256)]
-Ids = Annotated[list[Annotated[int, Field(ge=0)]], Field(min_length=1, fail_fast=True)]
+_Item = TypeVar("_Item")
+Several = Annotated[list[_Item], Field(min_length=1, fail_fast=True)]
+Ids = Several[Annotated[int, Field(ge=0)]]
 
 
 class Turn(_Strict):
@@ -96,7 +93,11 @@ class _Common(_Strict):
     repetition_penalty: float = Field(1.0, ge=0.01, le=2)
     n: int = Field(1, ge=1)
     seed: int | None = Field(None, ge=-_SEED, le=_SEED - 2**20)
-    stop: Annotated[list[StopText], Field(max_length=16, fail_fast=True)] = []
+    stop: Annotated[
+        list[StopText],
+        Field(max_length=16, fail_fast=True),
+        BeforeValidator(lambda value: [value] if isinstance(value, str) else value),
+    ] = []
     stream: bool = False
     stream_options: StreamOptions = StreamOptions()
     control: Control | None = None
@@ -104,27 +105,11 @@ class _Common(_Strict):
     turns: Annotated[list[Turn], Field(max_length=1024, fail_fast=True)] = []
     user: str | None = None
 
-    @model_validator(mode="before")
-    @classmethod
-    def _null_is_left_out(cls, values: Any) -> Any:
-        """As in OpenAI's schema, where nearly every field may be null."""
-        return {k: v for k, v in values.items() if v is not None} if isinstance(values, dict) else values
-
-    @field_validator("stop", mode="before")
-    @classmethod
-    def _one_is_a_list(cls, value: Any) -> Any:
-        return [value] if isinstance(value, str) else value
-
 
 class CompletionBody(_Common):
     """POST /v1/completions."""
 
-    prompt: (
-        str
-        | Ids
-        | Annotated[list[str], Field(min_length=1, fail_fast=True)]
-        | Annotated[list[Ids], Field(min_length=1, fail_fast=True)]
-    ) = ""
+    prompt: str | Ids | Several[str] | Several[Ids] = ""
     max_tokens: int = Field(16, ge=0)
     logprobs: int | None = Field(None, ge=0, le=20)
     echo: bool = False
@@ -149,7 +134,7 @@ class Message(_Strict):
     """An answer of this server may be sent as it was: its other fields are empty."""
 
     role: Literal["system", "developer", "user", "assistant"]
-    content: str | Annotated[list[TextPart], Field(min_length=1, fail_fast=True)]
+    content: str | Several[TextPart]
     name: str | None = None
 
     @property
@@ -160,7 +145,7 @@ class Message(_Strict):
 class ChatBody(_Common):
     """POST /v1/chat/completions."""
 
-    messages: Annotated[list[Message], Field(min_length=1, fail_fast=True)]
+    messages: Several[Message]
     max_tokens: int | None = Field(None, ge=1)
     max_completion_tokens: int | None = Field(None, ge=1)
     logprobs: bool = False
@@ -175,6 +160,7 @@ class ChatBody(_Common):
 class ControlBody(_Strict):
     """POST /v1/completions/ID/control: the dials of texts under way, and their pace; `pace: null` is none."""
 
+    null_is_left_out = False
     control: Control | None = None
     pace: Pace | None = None
 
