@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -51,9 +51,6 @@ class Check:
             f"likeliest       {self.equal} of {self.tokens} tokens equal",
         ]
 
-    def as_dict(self) -> dict[str, Any]:
-        return asdict(self)
-
     def require_equal(self) -> Check:
         """Raise Refused where the two are not the same but for rounding."""
         if not abs(self.exported - self.model) <= TOLERANCE or self.equal < self.tokens:
@@ -90,11 +87,9 @@ def compare(
     split = max(1, ids.shape[1] * 2 // 3)
 
     def read(rows: slice) -> Tensor:
-        extra = [] if control is None else [control[rows]]
-        logits, *state = run(ids[rows, :split], *extra, *start(len(ids[rows])))
-        parts = [logits]
-        for t in range(split, ids.shape[1]):
-            logits, *state = run(ids[rows, t : t + 1], *extra, *state)
+        extra, state, parts = [] if control is None else [control[rows]], start(len(ids[rows])), list[Tensor]()
+        for part in (ids[rows, :split], *(ids[rows, t : t + 1] for t in range(split, ids.shape[1]))):
+            logits, *state = run(part, *extra, *state)
             parts.append(logits)
         return torch.cat(parts, 1)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import json
 from collections.abc import Callable
+from dataclasses import asdict
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -104,7 +105,7 @@ def _write_graph(
     status("checking the graph against the model")
     run = onnx.OnnxRuntime(folder / onnx.GRAPH)
     outcome = check.compare(model, run, stepper.start, capacity, "ONNX Runtime", one_row=one_row).require_equal()
-    made = _manifest(model, stepper, kind, capacity) | {"name": name, "check": outcome.as_dict()}
+    made = _manifest(model, stepper, kind, capacity) | {"name": name, "check": asdict(outcome)}
     write_atomic(folder / MANIFEST, (json.dumps(made, indent=2) + "\n").encode())
     tokenizer.save(folder)
     _write_text("readme.md.j2", folder / "README.md", outcome, made | {"version": web.VERSION})

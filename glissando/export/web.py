@@ -11,7 +11,6 @@ import shutil
 import subprocess
 import tarfile
 import tempfile
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -84,31 +83,24 @@ def require_tokenizer(tokenizer: Tokenizer) -> None:
     """Raise Refused for a tokenizer that the page cannot compute: it has bytes, and byte-level BPE as GPT-2's."""
     if isinstance(tokenizer, ByteTokenizer):
         return
-    reasons = list(_reasons(tokenizer))
-    if reasons:
+    reasons = {f"is a {type(tokenizer).__name__}": not isinstance(tokenizer, HFTokenizer)}
+    if isinstance(tokenizer, HFTokenizer):
+        spec: dict[str, Any] = json.loads(tokenizer.to_json())
+        model, cut = spec["model"], spec["pre_tokenizer"] or {}
+        plain = "" if cut.get("use_regex", True) else " without GPT-2's expression"
+        reasons |= {
+            f"has a model of type {model['type']}": model["type"] != "BPE",
+            "is not byte-level, or adds and removes characters": tokenizer.token_bytes is None,
+            f"cuts text by {cut.get('type')}{plain}": cut.get("type") != "ByteLevel" or bool(plain),
+        }
+        odd = "dropout", "continuing_subword_prefix", "end_of_word_suffix", "byte_fallback", "ignore_merges"
+        reasons |= {f"has {option}": bool(model.get(option)) for option in odd}
+        reasons |= {
+            f"has the added token {token['content']!r} with single_word": token["single_word"]
+            for token in spec["added_tokens"]
+        }
+    if reason := next((reason for reason, holds in reasons.items() if holds), None):
         raise Refused(
             "the page's tokenizers are bytes and byte-level BPE that cuts text as GPT-2's does; this one "
-            f"{reasons[0]}. Use --to onnx, or train with --data.tokenizer bytes or bpe"
+            f"{reason}. Use --to onnx, or train with --data.tokenizer bytes or bpe"
         )
-
-
-def _reasons(tokenizer: Tokenizer) -> Iterable[str]:
-    """What differs from GPT-2's byte-level BPE."""
-    if not isinstance(tokenizer, HFTokenizer):
-        yield f"is a {type(tokenizer).__name__}"
-        return
-    spec: dict[str, Any] = json.loads(tokenizer.to_json())
-    model = spec["model"]
-    if model["type"] != "BPE":
-        yield f"has a model of type {model['type']}"
-    if tokenizer.token_bytes is None:
-        yield "is not byte-level, or adds and removes characters"
-    cut = spec["pre_tokenizer"] or {}
-    if cut.get("type") != "ByteLevel" or not cut.get("use_regex", True):
-        yield f"cuts text by {cut.get('type')}" + ("" if cut.get("use_regex", True) else " without GPT-2's expression")
-    for option in ("dropout", "continuing_subword_prefix", "end_of_word_suffix", "byte_fallback", "ignore_merges"):
-        if model.get(option):
-            yield f"has {option}"
-    for token in spec["added_tokens"]:
-        if token["single_word"]:
-            yield f"has the added token {token['content']!r} with single_word"
