@@ -219,9 +219,10 @@ class Stream(Iterator[str]):
 
     def __init__(self, texts: _Texts, resumable: bool) -> None:
         self._texts, self._resumable = texts, resumable
+        self._pieces = texts.pieces(finishes=not resumable)
 
     def __next__(self) -> str:
-        return next(piece for (piece,) in self._texts if piece)
+        return next(piece for (piece,) in self._pieces if piece)
 
     @property
     def state(self) -> StreamState:
@@ -309,7 +310,7 @@ def stream(
             "a stream does not keep: leave them out, or stream without state and resumable"
         )
     prompts = _texts([prompt], "prompt")
-    texts = _Texts(model, prompts, max_tokens, sampling, stop, control, when_full, step, lookup, state, not resumable)
+    texts = _Texts(model, prompts, max_tokens, sampling, stop, control, when_full, step, lookup, state)
     return Stream(texts, resumable)
 
 
@@ -353,9 +354,8 @@ def generate(
     made: list[str] = []
     for row, together in enumerate([[prompt] for prompt in several] if lookup and several else [several]):
         drawn = replace(sampling, seed=seed + row)
-        made += _Texts(
-            model, together, max_tokens, drawn, stop, control, when_full, step, lookup, block=BLOCK
-        ).whole()  # fmt: skip
+        texts = _Texts(model, together, max_tokens, drawn, stop, control, when_full, step, lookup, block=BLOCK)
+        made += texts.whole()
     return made
 
 
@@ -370,11 +370,10 @@ def _texts(value: object, what: str) -> list[str]:
     return texts
 
 
-class _Texts(Iterator[list[str]]):
-    """What is new of every row's text, at each of its tokens; `ids` and `rows` have where they are.
+class _Texts:
+    """The texts of several rows; `ids` and `rows` have where they are.
 
     before    a stream of one text that it goes on from
-    finishes  whether a text that is cut off returns what was held back
     block     largest number of tokens that are computed before the first is looked at; above 1 for `whole` alone
     """
 
@@ -390,7 +389,6 @@ class _Texts(Iterator[list[str]]):
         step: Kind,
         lookup: int,
         before: StreamState | None = None,
-        finishes: bool = True,
         block: int = 1,
     ) -> None:
         self._tokenizer = tokenizer = tokenizer_of(model)
@@ -419,15 +417,11 @@ class _Texts(Iterator[list[str]]):
         )  # fmt: skip
         self._short = [tokens_left(model, read + len(prompt)) < max_tokens for prompt in ids]
         self._when_full = when_full
-        self._all = self._run(finishes)
-
-    def __next__(self) -> list[str]:
-        return next(self._all)
 
     def whole(self) -> list[str]:
         """The texts; without stop texts each is decoded when it is complete."""
         if self._stops:
-            return ["".join(pieces) for pieces in zip(*self, strict=True)]
+            return ["".join(pieces) for pieces in zip(*self.pieces(), strict=True)]
         ids: list[list[int]] = [[] for _ in self.rows]
         for drawn in self.ids:
             for row, token in enumerate(drawn):
@@ -441,7 +435,9 @@ class _Texts(Iterator[list[str]]):
         self._pieces[row] = self.rows[row].push(token)
         return self.rows[row].ended
 
-    def _run(self, finishes: bool) -> Iterator[list[str]]:
+    def pieces(self, finishes: bool = True) -> Iterator[list[str]]:
+        """What is new of every row, at each of its tokens; finishes: a text that is cut off returns what was held
+        back."""
         for _ in self.ids:
             yield list(self._pieces)
             self._pieces = [""] * len(self.rows)
