@@ -44,17 +44,16 @@ def new_trail(state: State, reach: int, controls: int, dtype: torch.dtype) -> Tr
     reach = _whole("rewind", reach)
     if reach < 1:
         raise InputError(f"rewind must be a number of tokens of at least 1, or 0 for none, got {reach}")
-    rows, device, width = len(state.position), state.position.device, 4 * reach
+    rows, width = len(state.position), 4 * reach
+
+    def zeros(kind: torch.dtype, *shape: int) -> Tensor:
+        return torch.zeros(rows, *shape, dtype=kind, device=state.position.device)
+
     return Trail(
-        map_state(torch.clone, state),
-        map_state(torch.clone, state),
-        torch.zeros(rows, 2, dtype=torch.int64, device=device),
-        torch.zeros(rows, width, dtype=torch.int64, device=device),
-        torch.ones(rows, width, dtype=torch.bool, device=device),
-        torch.zeros(rows, width, dtype=dtype, device=device),
-        torch.zeros(rows, width, controls, dtype=dtype, device=device),
-        torch.zeros(rows, 2, dtype=torch.bool, device=device),
-    )
+        map_state(torch.clone, state), map_state(torch.clone, state), ages=zeros(torch.int64, 2),
+        ids=zeros(torch.int64, width), mask=~zeros(torch.bool, width), dt=zeros(dtype, width),
+        control=zeros(dtype, width, controls), given=zeros(torch.bool, 2),
+    )  # fmt: skip
 
 
 def _whole(name: str, value: Any) -> int:
@@ -62,10 +61,6 @@ def _whole(name: str, value: Any) -> int:
         return operator.index(value)
     except TypeError:
         raise InputError(f"{name} must be a whole number, an int, got {value!r}") from None
-
-
-def _copied(leaf: Tensor) -> Tensor:
-    return leaf.detach().clone()
 
 
 #: the model's forward of some columns behind a state without a trail -> what it returns of them, and the state
@@ -87,15 +82,13 @@ def read_with_trail(
     if ids.is_floating_point():
         raise InputError("a state that can go back keeps ids, and embeddings were given: use init_state without rewind")
     trail = _restarted_where_signals_change(trail, bare, dt is not None, control is not None)
-    width, reach = ids.shape[1], trail.reach
-    outputs, first = [], max(width - reach, 0)
+    outputs, first = [], max(ids.shape[1] - trail.reach, 0)
     if first:
         part, bare = read(slice(0, first), bare)
         outputs.append(part)
-        trail = trail._replace(
-            older=map_state(_copied, bare), newer=map_state(_copied, bare), ages=torch.zeros_like(trail.ages)
-        )
-    last = slice(first, width)
+        older, newer = (map_state(lambda leaf: leaf.detach().clone(), bare) for _ in range(2))
+        trail = trail._replace(older=older, newer=newer, ages=torch.zeros_like(trail.ages))
+    last = slice(first, ids.shape[1])
     part, bare = read(last, bare)
     outputs.append(part)
     trail = _moved_on(trail, bare, ids[:, last], mask, dt, control, last)
@@ -191,10 +184,7 @@ def rewound(model: Any, state: State, count: int) -> State:
     trail = trail._replace(
         newer=_rows_where(near[:, 0], trail.newer, back),  # where it is undone, the state that is returned
         ages=torch.cat([trail.ages[:, :1] - count, newer], 1),
-        ids=trail.ids.roll(count, 1),
-        mask=trail.mask.roll(count, 1),
-        dt=trail.dt.roll(count, 1),
-        control=trail.control.roll(count, 1),
+        **{name: getattr(trail, name).roll(count, 1) for name in ("ids", "mask", "dt", "control")},
     )
     return back._replace(trail=trail)
 
