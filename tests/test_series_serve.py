@@ -129,7 +129,7 @@ def test_states_stay_within_the_limit_and_the_answer_says_what_was_dropped(run: 
 
 
 def _body(row: dict[str, Any], **more: Any) -> bytes:
-    return ObserveBody(**body_of(row, **more)).model_dump_json().encode()
+    return _of(**body_of(row, **more))
 
 
 @pytest.mark.parametrize(
@@ -172,8 +172,7 @@ def test_times_go_on_and_unknown_categories_are_told(server: tuple[SeriesServer,
 def test_what_the_model_reads_is_described(server: tuple[SeriesServer, str]) -> None:
     found = httpx.get(server[1] + "/v1/series").json()
     assert found["time"] == {"column": "when", "form": "date", "unit": "s"}
-    assert list(found["columns"]) == ["a", "b"]
-    assert abs(found["columns"]["a"]["mean"] - 100) < 2
+    assert found["columns"] == ["a", "b"]
     assert sorted(found["categorical"]["kind"]) == ["high", "low"]
     assert (found["static"], found["future"], found["head"]) == (["age"], ["hour"], "student")
     assert httpx.get(server[1] + "/health").json() == {"status": "ok"}
@@ -205,8 +204,8 @@ def test_long_tables_and_classes(tmp_path: Path) -> None:
     assert np.allclose([answer["classes"][name] for name in run.encoding.classes], p, atol=1e-6)
 
 
-def _of(**body: Any) -> Any:
-    return ObserveBody(**body)
+def _of(**body: Any) -> bytes:
+    return ObserveBody(**body).model_dump_json().encode()
 
 
 def test_the_pages_request_is_answered_as_printed(tmp_path: Path) -> None:

@@ -18,6 +18,7 @@ from abc import ABC, abstractmethod
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict
 from typing import Any
 
 import numpy as np
@@ -57,8 +58,9 @@ class TableServer(ABC):
     hosts    as in glissando.serving.api.Server
     """
 
-    #: of a request to observe
+    #: of a request to observe, and options of the data that clients need to know
     _body: type[StateBody]
+    _described: tuple[str, ...] = ()
 
     def __init__(
         self, run: TableRun, name: str, *, memory: int = 2**28, api_key: Sequence[str] = (),
@@ -93,19 +95,20 @@ class TableServer(ABC):
         return JSONResponse({"status": "ok"})
 
     async def describe(self, request: Request) -> Response:
-        """GET /v1/series."""
+        """GET /v1/series: the columns that the model reads, with their categories, and how much is kept."""
+        run, encoding = self.run, self.run.encoding
+        about = {"model": self.name, "task": "events", **asdict(encoding)}  # of a series model the encoding has a task
+        about |= {name: getattr(run.data, name) for name in self._described}
+        about["time"] = {"column": run.data.time, "form": encoding.time_form, "unit": encoding.unit}
+        about["head"] = None if about.get("classes") else run.model.config.head
         kept = {"kept": len(self.kept), "kept_bytes": self.size, "memory": self.memory, "dropped": self.dropped}
-        return JSONResponse({"model": self.name, **self._described(), **kept})
+        return JSONResponse(about | kept)
 
     async def observe(self, request: Request) -> Response:
         """POST /v1/observe."""
         body, key = await request.body(), request.scope["key"]
         answer = await asyncio.get_running_loop().run_in_executor(self._worker, self._observe, body, key)
         return JSONResponse(answer)
-
-    @abstractmethod
-    def _described(self) -> dict[str, Any]:
-        """What the model reads and answers."""
 
     @abstractmethod
     def _answered(self, body: Any, before: Live | None) -> tuple[dict[str, Any], Live | None]:
@@ -180,19 +183,6 @@ class SeriesServer(TableServer):
     run: SeriesRun
     _body = ObserveBody
 
-    def _described(self) -> dict[str, Any]:
-        run, encoding, scales = self.run, self.run.encoding, self.run.scales
-        numbers = zip(encoding.columns, scales.input_mean, scales.input_scale, strict=True)
-        return {
-            "task": encoding.task, "label": encoding.label if encoding.classes else None,
-            "time": {"column": run.data.time, "form": encoding.time_form, "unit": encoding.unit},
-            "columns": {name: {"mean": float(m), "deviation": float(s)} for name, m, s in numbers},
-            "categorical": encoding.categorical, "static": encoding.static,
-            "static_categorical": encoding.static_categorical, "future": encoding.future,
-            "target": encoding.target, "classes": encoding.classes,
-            "head": None if encoding.classes else run.model.config.head,
-        }  # fmt: skip
-
     def _answered(self, body: Any, before: Live | None) -> tuple[dict[str, Any], Live]:
         run = self.run
         row, times = self._row(body), self._times(body)
@@ -266,18 +256,7 @@ class SeriesServer(TableServer):
 
 class EventServer(TableServer):
     run: EventRun
-    _body = EventsBody
-
-    def _described(self) -> dict[str, Any]:
-        data, encoding = self.run.data, self.run.encoding
-        return {
-            "task": "events", "time": {"column": data.time, "form": encoding.time_form, "unit": encoding.unit},
-            "kind": data.kind, "kinds": encoding.kinds, "inputs": encoding.inputs, "marks": encoding.marks,
-            "mark_categories": encoding.mark_categories, "static": encoding.static,
-            "static_categories": encoding.static_categories,
-            "values": [] if encoding.values is None else encoding.values.columns, "start": data.start,
-            "resolution": encoding.resolution, "head": self.run.model.config.head,
-        }  # fmt: skip
+    _body, _described = EventsBody, ("kind", "start")
 
     def _answered(self, body: Any, before: Live | None) -> tuple[dict[str, Any], Live | None]:
         run, asks = self.run, body.time is None
