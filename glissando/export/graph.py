@@ -85,7 +85,7 @@ class Step(nn.Module):
 
     @property
     def shapes(self) -> tuple[Shapes, Shapes]:
-        """Of all inputs and all outputs."""
+        """The shapes of all inputs, and of all outputs."""
         shapes: list[list[str | int]] = [[self.rows, *leaf.shape] for leaf in self.leaves]
         before = {leaf.input: shape for leaf, shape in zip(self.leaves, shapes, strict=True)}
         after = {leaf.output: shape for leaf, shape in zip(self.leaves, shapes, strict=True)}

@@ -25,6 +25,7 @@ class Served:
     """A model behind its name.
 
     about       what the page tells of it, see `about`
+    dials       the model's control dimensions, in its order
     viewer      the same weights in modules of its own, as what is watched there must not be the engine's batches
     viewing     held while the viewer computes
     looking     looks at texts that are under way or wait
@@ -32,15 +33,10 @@ class Served:
 
     def __init__(self, name: str, engine: Engine, limits: Limits, about: Mapping[str, Any]) -> None:
         self.name, self.engine, self.limits, self.about = name, engine, limits, about
-        self.config, self.tokenizer = engine.model.config, engine.tokenizer
+        self.config, self.tokenizer, self.dials = engine.model.config, engine.tokenizer, engine.model.config.controls
         shared = [*engine.model.parameters(), *engine.model.buffers(), engine.model.tokenizer]
         self.viewer = copy.deepcopy(engine.model, {id(each): each for each in shared})
         self.viewing, self.looking = threading.Lock(), 0
-
-    @property
-    def dials(self) -> list[str]:
-        """The model's control dimensions, in its order."""
-        return self.config.controls
 
     def completion(self, body: CompletionBody) -> list[Request]:
         """A request for each prompt."""
