@@ -189,22 +189,19 @@ def control_values(model: LanguageModel, control: Control) -> list[float]:
     if names and not model.config.dials:
         raise ConfigError(
             f"the dials of this model ({', '.join(names)}) were not trained, because its corpus had no labels: train "
-            "on one "
-            "that has them, such as --from RUN --data.labelled true"
+            "on one that has them, such as --from RUN --data.labelled true"
         )
     if not names:
         raise ConfigError(
             "this model takes no control: it has no dials. Use one that has, such as `dial` of the package, or train "
             "the preset hybrid-ode-nano with --data.labelled true"
         )
-    if isinstance(control, str):
-        raise ConfigError(
-            f"control must be a mapping of dials, such as {{{names[0]!r}: 0.7}}, or {len(names)} numbers "
-            f"({', '.join(names)}); got the text {control!r}"
-        )
     if not isinstance(control, Mapping):
-        if len(control) != len(names):
-            raise ConfigError(f"this model's control has {len(names)} values ({', '.join(names)}), got {len(control)}")
+        if isinstance(control, str) or len(control) != len(names):
+            raise ConfigError(
+                f"control must be a mapping of dials, such as {{{names[0]!r}: 0.7}}, or {len(names)} numbers "
+                f"({', '.join(names)}); got {control!r}"
+            )
         control = dict(zip(names, control, strict=True))
     for name, value in control.items():
         if name not in names:

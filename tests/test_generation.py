@@ -318,7 +318,7 @@ def test_a_dial_is_named_and_turns():
     assert texts[0] == texts[2] != texts[1]
     with pytest.raises(UnknownNameError, match="Did you mean 'mood'"):
         generate(model, "a", control={"mod": 1.0})
-    with pytest.raises(ConfigError, match="2 values \\(mood, speech\\), got 1"):
+    with pytest.raises(ConfigError, match="2 numbers \\(mood, speech\\); got"):
         generate(model, "a", control=[1.0])
     with pytest.raises(ConfigError, match=r"must be finite, such as .*; got mood=nan"):
         generate(model, "a", control={"mood": float("nan")})

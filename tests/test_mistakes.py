@@ -128,7 +128,7 @@ def test_a_number_of_tokens_is_no_text():
 def test_a_control_is_no_text(control: str):
     depth = {"kind": "flow", "layers": 0, "n_steps": 1, "control": ["mood", "speech"]}
     model = LanguageModel.from_config({"hidden_size": 16, "depth": depth})
-    with pytest.raises(ConfigError, match=rf"such as {{'mood': 0.7}}, or 2 numbers .*got the text '{control}'"):
+    with pytest.raises(ConfigError, match=rf"such as {{'mood': 0.7}}, or 2 numbers .*got '{control}'"):
         list(glissando.stream(model, "a", control=control))  # type: ignore[arg-type]
 
 
