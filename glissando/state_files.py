@@ -97,14 +97,12 @@ def load_state(model: Backbone, path: str | Path) -> Any:
         raise RunError(f"there is no file {path}: name one that save_state or --save_state has written")
     try:
         tensors = load_tensors(path)
-    except RunError as error:
-        raise RunError(f"{path} is damaged, or no state of a model: save the state again, or name another") from error
-    try:
         with safe_open(path, "pt") as file:
             about = json.loads(file.metadata()["glissando_state"])
         owner, contents, described = about["model"][:12], about["contents"], about["about"]
-    except (KeyError, TypeError, ValueError) as error:
-        raise RunError(f"{path} holds no state of a model: it was not written by save_state or --save_state") from error
+    except (RunError, KeyError, TypeError, ValueError) as error:
+        message = f"{path} is damaged, or holds no state of a model: save the state again, or name another"
+        raise RunError(message) from error
     if digest(tensors) != contents:
         raise RunError(f"{path} is damaged: its contents have another digest than when it was written")
     if owner != (expected := digest(model.state_dict(), model)[:12]):
@@ -114,16 +112,13 @@ def load_state(model: Backbone, path: str | Path) -> Any:
         )
     # Memory of its own: arithmetic may round by how its numbers are aligned.
     device = next(model.parameters()).device
-    try:
-        tensors |= {name: torch.view_as_complex(tensors[name]) for name in about["complex"]}
-        like = model.init_state(len(tensors["position"]))
-        names = leaf_names(like)
-        inner = map_state(lambda _: tensors[next(names)].to(device, copy=True), like)
-        if "held" not in about:
-            return inner
-        return StreamState(inner, tensors["unread"].to(device), tensors["generator"], tensors["recent"], about["held"])
-    except (KeyError, TypeError, RuntimeError) as error:
-        raise RunError(f"{path} is malformed ({error}): save the state again") from error
+    tensors |= {name: torch.view_as_complex(tensors[name]) for name in about["complex"]}
+    like = model.init_state(len(tensors["position"]))
+    names = leaf_names(like)
+    inner = map_state(lambda _: tensors[next(names)].to(device, copy=True), like)
+    if "held" not in about:
+        return inner
+    return StreamState(inner, tensors["unread"].to(device), tensors["generator"], tensors["recent"], about["held"])
 
 
 def digest(tensors: Mapping[str, Tensor], model: Backbone | None = None) -> str:

@@ -158,7 +158,7 @@ def test_characters_are_never_split():
         ({"stop": ["a", 3]}, "stop must be a text"),
         ({"max_tokens": 2.5}, "max_tokens must be a whole number"),
         ({"seed": 1.5}, "seed must be a whole number"),
-        ({"temperature": float("inf")}, "at most 1e\\+300, got inf"),
+        ({"temperature": float("inf")}, "from 0 to 1e\\+300, such as 0.8, got inf"),
         ({"temperature": 10**400}, "temperature must be a number from 0 to 1e\\+300, such as 0.8, got 1000"),
     ],
 )

@@ -118,13 +118,11 @@ class Batch:
 
     def keep(self, rows: list[int]) -> None:
         """Only these rows, in this order."""
-        if len(rows) == len(self.sessions):
-            return
-        self.sessions, self.unread, self._sampler = [self.sessions[row] for row in rows], self.unread[rows], None
-        if rows:
+        if not rows:
+            self.clear()
+        elif len(rows) < len(self.sessions):
+            self.sessions, self.unread, self._sampler = [self.sessions[row] for row in rows], self.unread[rows], None
             self.block.keep(rows)
-        else:
-            self.step = None
 
     def split(self) -> list[Batch]:
         """Batches of the texts that no longer belong here, as they were turned for the first time or got another pace;
