@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from glissando.data.tokenizers import Tokenizer
+from glissando.serving.planning import Served
 from glissando.serving.session import Piece, Token
 
 
@@ -29,18 +30,13 @@ def as_json(value: Any) -> str:
 
 
 class Answer:
-    """The answer to one request, whole or in pieces.
-
-    asked  whether log-probabilities were requested
-    dials  the model's, in its order
-    """
+    """The answer to one request, whole or in pieces; asked: whether log-probabilities were requested."""
 
     kind, chunk_kind, prefix = "text_completion", "text_completion", "cmpl"
 
-    def __init__(self, model: str, tokenizer: Tokenizer, asked: bool, dials: Sequence[str] = ()) -> None:
-        self.id = f"{self.prefix}-{uuid.uuid4().hex}"
-        self.model, self.tokenizer, self.asked, self.created = model, tokenizer, asked, int(time.time())
-        self.dials = dials
+    def __init__(self, served: Served, asked: bool) -> None:
+        self.id, self.created = f"{self.prefix}-{uuid.uuid4().hex}", int(time.time())
+        self.served, self.tokenizer, self.asked = served, served.tokenizer, asked
 
     def whole(self, texts: Sequence[str], pieces: Sequence[list[Piece]], usage: dict[str, int]) -> bytes:
         """Every text with its tokens and why it ended, as JSON. Each text's `pieces` are cleared once it is written, so
@@ -59,7 +55,7 @@ class Answer:
         logprobs = self._logprobs(list(piece.tokens)) if self.asked else None
         choice = self._delta(index, text, piece.finish) | {"logprobs": logprobs}
         if piece.control is not None:
-            choice |= {"control": dict(zip(self.dials, piece.control, strict=True))}
+            choice |= {"control": dict(zip(self.served.dials, piece.control, strict=True))}
         return self._head(self.chunk_kind) | {"choices": [choice]}
 
     def openings(self, texts: int) -> list[dict[str, Any]]:
@@ -71,7 +67,7 @@ class Answer:
         return self._head(self.chunk_kind) | {"choices": [], "usage": usage}
 
     def _head(self, kind: str) -> dict[str, Any]:
-        return {"id": self.id, "object": kind, "created": self.created, "model": self.model}
+        return {"id": self.id, "object": kind, "created": self.created, "model": self.served.name}
 
     def _choice(self, index: int, text: str, finish: str | None) -> dict[str, Any]:
         return {"index": index, "text": text, "finish_reason": finish}

@@ -254,9 +254,7 @@ class Server:
 
         served, body, plan = await self.read(request, planned)
         group = Group(served.engine, plan, whole=not body.stream)
-        answer = (Answer if kind is CompletionBody else ChatAnswer)(
-            served.name, served.tokenizer, body.top is not None, served.dials
-        )
+        answer = (Answer if kind is CompletionBody else ChatAnswer)(served, body.top is not None)
         prompts = body.prompts if isinstance(body, CompletionBody) and body.echo else []
         echoed = [p if isinstance(p, str) else served.tokenizer.decode(p) for p in prompts for _ in range(body.n)]
         try:

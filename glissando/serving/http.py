@@ -97,7 +97,7 @@ def logged(error: RequestError) -> dict[str, Any]:
     """The body of an error, which is logged where the model failed."""
     if isinstance(error, ModelFailedError):
         _log.error("a text was given up", exc_info=error)
-    return error_body(str(error), error.kind, error.code, getattr(error, "param", None))
+    return error_body(str(error), error.kind, error.code, error.param)
 
 
 async def _refused(request: Request, error: RequestError) -> Response:

@@ -24,6 +24,7 @@ class RequestError(GlissandoError):
     http_status = 400
     kind = "invalid_request_error"
     code: str | None = None
+    param: str | None = None
 
 
 class BusyError(RequestError, RuntimeError):
