@@ -4,45 +4,24 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import torch
 
 pytest.importorskip("starlette", reason="needs the [serve] extra")
-openai = pytest.importorskip("openai", reason="OpenAI's client is not installed")
-import httpx2 as httpx  # noqa: E402
-from serving import NAME, serving, tiny, wait_until  # noqa: E402
+pytest.importorskip("openai", reason="OpenAI's client is not installed")
+import httpx2 as httpx
+from serving import LIMITS, NAME, serving, tiny, wait_until
 
-from glissando.data.tokenizers import ByteTokenizer  # noqa: E402
-from glissando.generation import generate  # noqa: E402
-from glissando.model import LanguageModel  # noqa: E402
-from glissando.serving.http import Limits  # noqa: E402
-
-LIMITS = Limits(max_prompt=200, max_tokens=50_000, max_copies=8)
+from glissando.data.tokenizers import ByteTokenizer
+from glissando.generation import generate
+from glissando.model import LanguageModel
 
 
-@pytest.fixture(scope="module")
-def model() -> LanguageModel:
-    return tiny()
-
-
-@pytest.fixture(scope="module")
-def url(model) -> Iterator[str]:
-    with serving(model, LIMITS) as (_, url):
-        yield url
-
-
-@pytest.fixture(scope="module")
-def client(url) -> Iterator[Any]:
-    with openai.OpenAI(base_url=url + "/v1", api_key="any", max_retries=0, timeout=30) as client:
-        yield client
-
-
-def chat(url: str, *messages: dict[str, Any], **options) -> httpx.Response:
+def chat(web: httpx.Client, *messages: dict[str, Any], **options: Any) -> httpx.Response:
     body = {"model": NAME, "messages": list(messages), "max_completion_tokens": 5, "seed": 1}
-    return httpx.post(url + "/v1/chat/completions", json=body | options, timeout=30)
+    return web.post("/v1/chat/completions", json=body | options)
 
 
 # ---------------------------------------------------------------------- a chat that goes on
@@ -57,21 +36,21 @@ def test_an_answers_message_can_be_sent_back(client):
     assert len(messages) == 5
 
 
-def test_what_is_empty_beside_an_answers_text_is_dropped(url):
+def test_what_is_empty_beside_an_answers_text_is_dropped(web):
     empty = {"refusal": None, "audio": None, "function_call": None, "tool_calls": [], "annotations": []}
-    assert chat(url, {"role": "assistant", "content": "a", **empty}).status_code == 200
+    assert chat(web, {"role": "assistant", "content": "a", **empty}).status_code == 200
     reply = chat(
-        url, {"role": "user", "content": "a"}, {"role": "assistant", "content": "a", "tool_calls": [{"id": 1}]}
+        web, {"role": "user", "content": "a"}, {"role": "assistant", "content": "a", "tool_calls": [{"id": 1}]}
     )
     assert reply.status_code == 400
     assert reply.json()["error"]["message"].startswith("messages.1: 'tool_calls' is not supported by this server")
     assert reply.json()["error"]["param"] == "messages"
 
 
-def test_an_unknown_field_inside_a_message_is_told_by_its_path(url):
-    reply = chat(url, {"role": "user", "content": "a", "nam": "Ben"})
+def test_an_unknown_field_inside_a_message_is_told_by_its_path(web):
+    reply = chat(web, {"role": "user", "content": "a", "nam": "Ben"})
     assert "messages.0: 'nam' is not supported by this server; did you mean 'name'?" in reply.json()["error"]["message"]
-    reply = chat(url, {"role": "user", "content": [{"type": "text", "text": "a", "txt": "b"}]})
+    reply = chat(web, {"role": "user", "content": [{"type": "text", "text": "a", "txt": "b"}]})
     assert reply.json()["error"]["message"].startswith("messages.0.content.")
 
 
@@ -146,20 +125,20 @@ def test_equal_prompts_of_one_request_are_texts_of_their_own(client, model):
     assert len(set(texts)) == 4
 
 
-def test_every_chunk_before_the_usage_says_that_there_is_none_yet(url):
+def test_every_chunk_before_the_usage_says_that_there_is_none_yet(web):
     asked = {"model": NAME, "max_tokens": 4, "stream": True, "stream_options": {"include_usage": True}}
     chatting = asked | {"messages": [{"role": "user", "content": "Once"}]}
     for path, body in (("completions", asked | {"prompt": "Once", "echo": True}), ("chat/completions", chatting)):
-        *chunks, last = events(url, path, body)
+        *chunks, last = events(web, path, body)
         assert chunks
         assert all(chunk["usage"] is None for chunk in chunks)
         assert last["usage"]["completion_tokens"] == 4
-        plain = events(url, path, {name: value for name, value in body.items() if name != "stream_options"})
+        plain = events(web, path, {name: value for name, value in body.items() if name != "stream_options"})
         assert not any("usage" in chunk for chunk in plain)
 
 
-def events(url: str, path: str, body: dict[str, Any]) -> list[dict[str, Any]]:
-    lines = httpx.post(f"{url}/v1/{path}", json=body | {"seed": 1}, timeout=30).text.split("\n\n")
+def events(web: httpx.Client, path: str, body: dict[str, Any]) -> list[dict[str, Any]]:
+    lines = web.post(f"/v1/{path}", json=body | {"seed": 1}).text.split("\n\n")
     assert lines[-2:] == ["data: [DONE]", ""]
     return [json.loads(line.removeprefix("data: ")) for line in lines[:-2]]
 
@@ -173,10 +152,10 @@ def events(url: str, path: str, body: dict[str, Any]) -> list[dict[str, Any]]:
     ],
     ids=["include_obfuscation", "verbosity", "reasoning_effort"],
 )
-def test_newer_fields_are_taken_where_they_ask_for_nothing(url, request, nothing, something):
+def test_newer_fields_are_taken_where_they_ask_for_nothing(web, request, nothing, something):
     user = {"role": "user", "content": "Once"}
-    assert chat(url, user, stream=True, **nothing).status_code == 200
-    refused = chat(url, user, stream=True, **something)
+    assert chat(web, user, stream=True, **nothing).status_code == 200
+    refused = chat(web, user, stream=True, **something)
     assert refused.status_code == 400
     assert f"'{request.node.callspec.id}' is not supported by this server" in refused.json()["error"]["message"]
 
@@ -184,9 +163,8 @@ def test_newer_fields_are_taken_where_they_ask_for_nothing(url, request, nothing
 def test_a_chat_beyond_learned_positions_is_reported_of_its_messages():
     small = {"hidden_size": 32, "mixer": {"kind": "attention", "heads": 2, "head_size": 16}}
     model = LanguageModel.from_preset("transformer-nano", **small, max_length=12)
-    with serving(model, LIMITS) as (_, url):
-        answer = chat(url, {"role": "user", "content": "x" * 20}).json()["error"]
-        asked = {"model": NAME, "prompt": "x" * 20}
-        other = httpx.post(url + "/v1/completions", json=asked).json()["error"]
+    with serving(model, LIMITS) as (_, url), httpx.Client(base_url=url, timeout=30) as web:
+        answer = chat(web, {"role": "user", "content": "x" * 20}).json()["error"]
+        other = web.post("/v1/completions", json={"model": NAME, "prompt": "x" * 20}).json()["error"]
     assert (answer["param"], answer["code"]) == ("messages", "context_length_exceeded")
     assert (other["param"], other["code"]) == ("prompt", "context_length_exceeded")
