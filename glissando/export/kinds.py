@@ -30,6 +30,8 @@ from glissando.storage import publishing, write_atomic
 #: tokens that a cache which grows holds by default
 CAPACITY = 1024
 MANIFEST = "export.json"
+#: tensors of fewer bytes stay in the graph
+_INLINE = 1024
 #: --to, and the title of the folder's README
 KINDS = {
     "onnx": "ONNX",
@@ -101,7 +103,10 @@ def _write_graph(
         package = web.runtime_package()
     one_row = kind == "web"  # as its page reads
     stepper = Stepper(model, capacity or 0, one_row=one_row)
-    onnx.write(stepper, folder, status)
+    graph = onnx.translated(stepper, status)
+    import onnx_ir
+
+    onnx_ir.save(graph, folder / onnx.GRAPH, external_data=onnx.WEIGHTS, size_threshold_bytes=_INLINE)
     status("checking the graph against the model")
     run = onnx.OnnxRuntime(folder / onnx.GRAPH)
     outcome = check.compare(model, run, stepper.start, capacity, "ONNX Runtime", one_row=one_row).require_equal()

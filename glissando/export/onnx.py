@@ -13,11 +13,9 @@ import torch
 from torch import Tensor
 
 from glissando.errors import MissingExtraError, Refused
-from glissando.export.graph import Shapes, Stepper
+from glissando.export.graph import Step
 
 GRAPH, WEIGHTS = "model.onnx", "weights.bin"
-#: tensors of fewer bytes stay in the graph
-_INLINE = 1024
 
 
 def require_installed() -> None:
@@ -32,24 +30,17 @@ def require_installed() -> None:
         ) from error
 
 
-def write(stepper: Stepper, folder: Path, status: Callable[[str], None] = lambda _: None) -> None:
-    """The graph and its weights in `folder`; `status` takes what begins, of which each part takes some seconds.
+def translated(step: Step, status: Callable[[str], None] = lambda _: None) -> Any:
+    """The graph as a model of onnx_ir; `status` takes what begins, of which each part takes some seconds.
 
-    Raises Refused, with the exporter's reason, for an operation that ONNX does not have.
+    Raises Refused, with the exporter's reason, for what cannot be traced and for what ONNX does not have.
     """
+    import onnx_ir
+
     status("tracing the model")
-    program = stepper.trace()
+    program = step.trace()
     status("translating the graph to ONNX")
-    model = translated(program, *stepper.shapes)
-    import onnx_ir
-
-    onnx_ir.save(model, folder / GRAPH, external_data=WEIGHTS, size_threshold_bytes=_INLINE)
-
-
-def translated(program: torch.export.ExportedProgram, inputs: Shapes, outputs: Shapes) -> Any:
-    """The graph as a model of onnx_ir. Raises Refused, with the exporter's reason, for what ONNX does not have."""
-    import onnx_ir
-
+    inputs, outputs = step.shapes
     levels = {name: logging.getLogger(name).level for name in ("torch.onnx", "onnxscript", "onnx_ir")}
     try:
         for name in levels:
@@ -57,14 +48,9 @@ def translated(program: torch.export.ExportedProgram, inputs: Shapes, outputs: S
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of PyTorch's own old calls
             made = torch.onnx.export(
-                program,
-                (),
-                dynamo=True,
-                optimize=False,
-                verbose=False,
-                input_names=list(inputs),
-                output_names=list(outputs),
-            )
+                program, (), dynamo=True, optimize=False, verbose=False,
+                input_names=list(inputs), output_names=list(outputs),
+            )  # fmt: skip
     except Exception as error:
         reason = str(error.__cause__ or error).strip().split("\n")[0]
         raise Refused(f"the model cannot be written as ONNX: {type(error).__name__}: {reason}") from error

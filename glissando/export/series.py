@@ -159,7 +159,7 @@ def export_series(run: SeriesRun, out: str | Path) -> Check:
     out = require_absent(out)
     onnx.require_installed()
     observer = Observer(run)
-    model = onnx.translated(observer.trace(), *observer.shapes)
+    model = onnx.translated(observer)
     model.metadata_props[METADATA] = json.dumps(observer.metadata())
     import onnx_ir
 
