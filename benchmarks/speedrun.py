@@ -16,7 +16,7 @@ import secrets
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -26,7 +26,7 @@ import torch
 
 from glissando.allocator import prepare_to_train
 from glissando.config import from_dict, merge, options
-from glissando.data.base import Batch, Split
+from glissando.data.base import Batch
 from glissando.data.corpora import BpeOptions, BytesOptions, StoriesOptions, register_corpus
 from glissando.data.stories.corpus import StoriesCorpus
 from glissando.data.stories.stories import Story, generate
@@ -81,12 +81,8 @@ class RespelledStories(StoriesCorpus):
         super().__init__(tokenizer, **options)
         self.spelling = respelling(lexicon)
 
-    def texts(self, split: Split = "train") -> Iterator[str]:
-        for text in super().texts(split):
-            yield text.translate(self.spelling)
-
-    def _tokens(self, story: str) -> list[int]:
-        return super()._tokens(story.translate(self.spelling))
+    def _text(self, story: Story) -> str:
+        return story.text.translate(self.spelling)
 
     def batch_of(self, story: Story) -> Batch:
         return self._batch([[story]], [0])

@@ -11,8 +11,8 @@ from pydantic import PositiveInt
 from glissando.config import options
 from glissando.data.corpora import ShiftOptions, register_corpus
 from glissando.data.hashing import hashed
-from glissando.data.order import random_below, shuffled
-from glissando.data.pairs import ANSWERS, FIRST, PRINTABLE, Pair, ShiftCorpus, texts_of
+from glissando.data.order import random_below
+from glissando.data.pairs import ANSWERS, FIRST, PRINTABLE, Pair, PairsCorpus, ShiftCorpus, texts_of
 from glissando.data.tokenizers import Tokenizer
 
 
@@ -36,14 +36,10 @@ class FixedPairs(ShiftCorpus):
         self._rule = o.rule
         super().__init__(tokenizer, **{k: v for k, v in options.items() if k not in ("rule", "train_pairs")})
         self.entropy_floor = 0.0 if self._rule == "shift" else None
-        self._fixed = self.distinct(o.train_pairs, self._seed, held_out=False)
+        self.train_set = self.fixed = self.distinct(o.train_pairs, self._seed, held_out=False)
 
-    @property
-    def train_set(self) -> list[Pair]:
-        return self._fixed
-
-    def training_pairs(self, rows: np.ndarray) -> list[Pair]:
-        return [self._fixed[i] for i in shuffled(rows, len(self._fixed), self._seed)]
+    def _training(self, rows: np.ndarray) -> list[Pair]:
+        return PairsCorpus._training(self, rows)
 
     def _pairs(self, inputs: np.ndarray, seed: int) -> list[Pair]:
         if self._rule == "shift":

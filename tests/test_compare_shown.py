@@ -129,20 +129,20 @@ def test_held_out_text_is_timed_of_a_batch_that_was_scored_before_and_never_held
     config = config.config(Job("run", "transformer-nano", 0, 1e-3))
     kind = type(build_corpus(config.data))
     alive, most, scored = [0], [0], []
-    batches = kind._valid_batches
+    valid_batch = kind._valid_batch
 
     def watched(*args):
-        for batch in batches(*args):
-            alive[0] += 1
-            most[0] = max(most[0], alive[0])
-            weakref.finalize(batch.ids, lambda: alive.__setitem__(0, alive[0] - 1))
-            yield batch
+        batch = valid_batch(*args)
+        alive[0] += 1
+        most[0] = max(most[0], alive[0])
+        weakref.finalize(batch.ids, lambda: alive.__setitem__(0, alive[0] - 1))
+        return batch
 
     def slow_at_first(*_):
         time.sleep(0.0 if scored else 1.0)
         scored.append(1)
 
-    monkeypatch.setattr(kind, "_valid_batches", watched)
+    monkeypatch.setattr(kind, "_valid_batch", watched)
     monkeypatch.setattr(speed, "score", slow_at_first)
     assert speed.cost_of(with_vocabulary(config)).held_out < 1.0
     assert most[0] <= 3

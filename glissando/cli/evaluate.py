@@ -63,7 +63,7 @@ def _score(options: Options) -> None:
 
     run = Run.open(options.run)
     if options.file is not None:
-        open_files(options.file, "--file", "*.txt")
+        open_files(options.file, "--file")
     trained = from_dict(CORPORA.section(), run.read_config().get("data", {}), "data")
     config = _scored(options, without_held_out(options.run, to_dict(trained, CORPORA.section()), options.given))
     require_text(options.run, to_dict(config, CORPORA.section()))

@@ -176,7 +176,34 @@ def next_token_rows(rows: list[list[int]]) -> tuple[Tensor, Tensor]:
     return tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()
 
 
-class RowCorpus(Corpus):
+class IndexedCorpus(Corpus):
+    """A corpus whose batches are functions of their numbers."""
+
+    @abstractmethod
+    def _train_batch(self, step: int, rows: np.ndarray) -> Batch:
+        """Rows `rows` of training batch number `step`."""
+
+    @abstractmethod
+    def _n_valid(self) -> int:
+        """Held-out rows."""
+
+    @abstractmethod
+    def _valid_batch(self, rows: np.ndarray) -> Batch:
+        """Held-out rows, by their numbers."""
+
+    def batches(self, split: Split, *, start: int = 0, shard: Shard = WHOLE) -> Iterator[Batch]:
+        if split == "train":
+            return self._endless(self._train_batch, start, shard)
+        if split != "valid":
+            raise unknown_name("split", split, ("train", "valid"))
+        return held_out_batches(self._n_valid(), self.batch_size, start, shard, self._valid_batch)
+
+    def _endless(self, batch: Callable[[int, np.ndarray], Batch], start: int, shard: Shard) -> Iterator[Batch]:
+        rows = np.array(shard_rows(self.batch_size, shard), np.int64)
+        return (batch(step, rows) for step in count(start))
+
+
+class RowCorpus(IndexedCorpus):
     """A corpus whose training rows are functions of their numbers, and whose batches are made as a whole.
 
     `_valid` holds what the held-out rows are made from, to be sliced and counted.
@@ -196,30 +223,19 @@ class RowCorpus(Corpus):
     def _written(self, group: Any) -> Iterable[str]:
         """Each row as text, with its answer."""
 
-    def batches(self, split: Split, *, start: int = 0, shard: Shard = WHOLE) -> Iterator[Batch]:
-        if split not in ("train", "valid"):
-            raise unknown_name("split", split, ("train", "valid"))
-        if split == "train":
-            return self._train_batches(start, shard_rows(self.batch_size, shard))
-        return self._valid_batches(start, shard)
+    def _train_batch(self, step: int, rows: np.ndarray) -> Batch:
+        return self._batch(self._training(step * self.batch_size + np.arange(self.batch_size)), rows.tolist())
 
-    def _train_batches(self, start: int, chosen: range) -> Iterator[Batch]:
-        for step in count(start):
-            yield self._batch(self._training(step * self.batch_size + np.arange(self.batch_size)), chosen)
+    def _n_valid(self) -> int:
+        return len(self._valid)
 
-    def _valid_batches(self, start: int, shard: Shard) -> Iterator[Batch]:
-        size = self.batch_size
-
-        def batch(rows: np.ndarray) -> Batch:
-            first = int(rows[0]) // size * size
-            return self._batch(self._valid[first : first + size], [int(row) - first for row in rows])
-
-        return held_out_batches(len(self._valid), size, start, shard, batch)
+    def _valid_batch(self, rows: np.ndarray) -> Batch:
+        first = rows[0] // self.batch_size * self.batch_size
+        return self._batch(self._valid[first : first + self.batch_size], (rows - first).tolist())
 
     def texts(self, split: Split = "train") -> Iterator[str]:
         """Each row with its answer, endless for "train"."""
         if split == "valid":
-            yield from self._written(self._valid)
-            return
-        for first in count(0, _BLOCK):
-            yield from self._written(self._training(np.arange(first, first + _BLOCK)))
+            return iter(self._written(self._valid))
+        groups = (self._training(np.arange(first, first + _BLOCK)) for first in count(0, _BLOCK))
+        return (text for group in groups for text in self._written(group))

@@ -182,8 +182,10 @@ class HubStreamCorpus(Corpus):
         self._rows_a_token = n_rows / len(self._valid)
 
     def batches(self, split: Split, *, start: int = 0, shard: Shard = WHOLE) -> Iterator[Batch]:
-        if split == "valid":
-            return self._valid_batches(start, shard)
+        if split != "train":
+            return held_out_batches(
+                -(-(len(self._valid) - 1) // self.seq_len), self.batch_size, start, shard, self._valid_batch
+            )
         return (batch for (batch,) in self.steps(start, [shard]))
 
     def steps(self, start: int, shards: Sequence[Shard], in_lanes: bool = False) -> Iterator[list[Batch]]:
@@ -226,10 +228,8 @@ class HubStreamCorpus(Corpus):
                 )
             skipped = 0
 
-    def _valid_batches(self, start: int, shard: Shard) -> Iterator[Batch]:
-        length, tokens = self.seq_len, self._valid
-        n_rows = -(-(len(tokens) - 1) // length)
-        return held_out_batches(n_rows, self.batch_size, start, shard, lambda rows: tokens.batch(rows * length, length))
+    def _valid_batch(self, rows: np.ndarray) -> Batch:
+        return self._valid.batch(rows * self.seq_len, self.seq_len)
 
     def texts(self, split: Split = "train") -> Iterator[str]:
         """The documents, endless for "train"."""

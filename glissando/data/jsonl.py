@@ -3,32 +3,29 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+import logging
+from collections.abc import Iterator
+from dataclasses import dataclass
 from functools import cached_property
-from itertools import count
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
 
-from glissando.data.base import WHOLE, Batch, Corpus, Shard, Split, held_out_batches, shard_rows
+from glissando.data.base import WHOLE, Batch, IndexedCorpus, Shard, Split
 from glissando.data.corpora import JsonlOptions
-from glissando.data.problems import Problems, summary_of
-from glissando.data.textfile import TextFile, bounded_lines, digested, open_files, without_mark
+from glissando.data.textfile import BadLine, Problems, TextFile, digested, open_files, parsed_lines, summary_of
 from glissando.data.tokenizers import ByteTokenizer, Tokenizer
 from glissando.data.tokens import Piece, Tokens, token_file
 from glissando.errors import DataError, nearest
 
+_log = logging.getLogger(__name__)
 #: a longer line counts as malformed
 MAX_LINE_BYTES = 1 << 24
 #: of the held-out batches of a file, so many are scored
 VALID_BATCHES = 16
 _LARGEST = float(np.finfo(np.float32).max)
-
-
-class _BadLine(Exception):
-    """Why a line cannot be used."""
 
 
 class Fields(NamedTuple):
@@ -41,26 +38,26 @@ class Fields(NamedTuple):
         try:
             record = json.loads(line.decode("utf-8"))
         except UnicodeDecodeError as error:
-            raise _BadLine(f"not UTF-8 at byte {error.start}") from None
+            raise BadLine(f"not UTF-8 at byte {error.start}") from None
         except (ValueError, RecursionError) as error:
-            raise _BadLine(f"not JSON ({error})") from None
+            raise BadLine(f"not JSON ({error})") from None
         if not isinstance(record, dict):
-            raise _BadLine(f"a JSON {type(record).__name__}, not an object with a field {self.text_field!r}")
+            raise BadLine(f"a JSON {type(record).__name__}, not an object with a field {self.text_field!r}")
         return Piece(self._text(record), labels=self._labels(record) if self.control_names else None)
 
     def _text(self, record: dict[str, Any]) -> str:
         if self.text_field not in record:
             close = nearest(self.text_field, record)
-            raise _BadLine(f"no field {self.text_field!r}" + (f"; did you mean {close!r}?" if close else ""))
+            raise BadLine(f"no field {self.text_field!r}" + (f"; did you mean {close!r}?" if close else ""))
         text = record[self.text_field]
         if not isinstance(text, str):
-            raise _BadLine(f"field {self.text_field!r} is a {type(text).__name__}, not text")
+            raise BadLine(f"field {self.text_field!r} is a {type(text).__name__}, not text")
         if not text:
-            raise _BadLine(f"field {self.text_field!r} is empty")
+            raise BadLine(f"field {self.text_field!r} is empty")
         if "\0" in text:
-            raise _BadLine("a NUL character, which is reserved as the end of a document")
+            raise BadLine("a NUL character, which is reserved as the end of a document")
         if not text.isascii() and any("\ud800" <= char <= "\udfff" for char in text):
-            raise _BadLine("half of a surrogate pair, which is not text")
+            raise BadLine("half of a surrogate pair, which is not text")
         return text
 
     def _labels(self, record: dict[str, Any]) -> list[float]:
@@ -68,51 +65,37 @@ class Fields(NamedTuple):
         names = self.control_names
         if isinstance(values, dict):
             if set(values) != set(names):
-                raise _BadLine(f"`control` names {sorted(values)}, not {sorted(names)}")
+                raise BadLine(f"`control` names {sorted(values)}, not {sorted(names)}")
             values = [values[name] for name in names]
         if not isinstance(values, list) or len(values) != len(names):
-            raise _BadLine(f"`control` is not a list of {len(names)} numbers ({', '.join(names)})")
+            raise BadLine(f"`control` is not a list of {len(names)} numbers ({', '.join(names)})")
         numbers = [value for value in values if isinstance(value, int | float) and not isinstance(value, bool)]
         if len(numbers) < len(names) or not all(-_LARGEST <= number <= _LARGEST for number in numbers):
-            raise _BadLine("`control` has a value that is not a finite number of float32")
+            raise BadLine("`control` has a value that is not a finite number of float32")
         return [float(number) for number in numbers]
 
 
+@dataclass
 class JsonlSource:
-    """The documents of files with an object a line.
+    """The documents of files with an object a line."""
 
-    A line that cannot be used is counted in `problems`. A line of more than MAX_LINE_BYTES is never held in memory.
-    Blank lines are passed over.
-    """
-
-    def __init__(self, files: Sequence[TextFile], fields: Fields) -> None:
-        self._files, self._fields = files, fields
-        self.problems = [Problems(file.path) for file in files]
+    files: list[TextFile]
+    fields: Fields
 
     def key(self) -> str:
-        return f"jsonl {self._fields} {' '.join(file.sha256 for file in self._files)}"
+        return f"jsonl {self.fields} {' '.join(file.sha256 for file in self.files)}"
 
-    def pieces(self, *, raw: bool = False) -> Iterator[Piece]:
-        for file, problems in zip(self._files, self.problems, strict=True):
+    def pieces(self, notes: list[Any]) -> Iterator[Piece]:
+        """Notes of each file how many lines could not be used, and the first of them."""
+        for file in self.files:
+            problems = Problems(file.path)
             with file.opened() as opened:
-                for number, line in enumerate(bounded_lines(opened, MAX_LINE_BYTES), 1):
-                    try:
-                        if line is None:
-                            raise _BadLine(f"longer than {MAX_LINE_BYTES} bytes")
-                        if line.strip():
-                            yield self._fields.parse(without_mark(line) if number == 1 else line)
-                    except _BadLine as bad:
-                        problems.add(number, str(bad))
-
-    def notes(self) -> list[Any]:
-        return [[problems.count, problems.first] for problems in self.problems]
-
-    def note(self, notes: list[Any]) -> None:
-        for problems, (n_lines, first) in zip(self.problems, notes, strict=True):
-            problems.count, problems.first = n_lines, first
+                for _, piece in parsed_lines(opened, MAX_LINE_BYTES, self.fields.parse, problems):
+                    yield piece
+            notes.append([problems.count, problems.first])
 
 
-class JsonlCorpus(Corpus):
+class JsonlCorpus(IndexedCorpus):
     """One JSON object a line, its text in the field `text_field`, in the order of the file, whatever the seed; of
     several files, one after another in the order of their names.
 
@@ -140,27 +123,33 @@ class JsonlCorpus(Corpus):
         def source(path: str | None, option: str) -> JsonlSource:
             return JsonlSource([digested(file) for file in open_files(path, option, "*.jsonl")], fields)
 
-        self._sources = {"train": source(o.path, "data.path")}
+        self._sources: dict[Split, JsonlSource] = {"train": source(o.path, "data.path")}
         self._sources["valid"] = source(o.valid_path, "data.valid_path") if o.valid_path else self._sources["train"]
+        self._tokens: dict[Split, Tokens] = {}
         self._paths = Path(str(o.path)).expanduser(), Path(str(o.valid_path or o.path)).expanduser()
         self._every = 0 if o.valid_path else round(1 / o.valid_fraction)
 
+    def _converted(self, split: Split) -> Tokens:
+        tokens = self._tokens[split] = token_file(self._sources[split], self.tokenizer)
+        for problems in self._problems(split):
+            _log.warning("%s", problems)
+        return tokens
+
     @cached_property
     def _train(self) -> Tokens:
-        tokens = token_file(self._sources["train"], self.tokenizer)
-        self._require(self._n_batches(tokens) > 0, "train")
-        return tokens
+        n_batches = self._n_batches(self._converted("train"))
+        self._require(n_batches > 0, "train")
+        self._require(n_batches >= self._every, "validate")
+        return self._tokens["train"]
 
     @cached_property
     def _valid(self) -> Tokens:
         if self._every:
-            self._require(self._n_batches(self._train) >= self._every, "validate")
             return self._train
-        tokens = token_file(self._sources["valid"], self.tokenizer)
-        self._require(self._n_rows(tokens) > 0, "validate")
-        return tokens
+        self._require(len(self._converted("valid")) > 1, "validate")
+        return self._tokens["valid"]
 
-    def _require(self, enough: bool, purpose: str) -> None:
+    def _require(self, enough: bool, purpose: Literal["train", "validate"]) -> None:
         if not enough:
             every = f" (every {self._every}th is held out)" if self._every else ""
             raise DataError(
@@ -168,9 +157,6 @@ class JsonlCorpus(Corpus):
                 f"{self.batch_size} rows of {self.seq_len} tokens{every}. "
                 f"Lower batch_size or seq_len, raise valid_fraction or give a valid_path. {self.problems or ''}".strip()
             )
-
-    def _n_rows(self, tokens: Tokens) -> int:
-        return len(tokens.labels) if self.control_names else -(-(len(tokens) - 1) // self.seq_len)
 
     def _n_batches(self, tokens: Tokens) -> int:
         """Whole ones."""
@@ -183,48 +169,42 @@ class JsonlCorpus(Corpus):
         n_batches = self._n_batches(self._train)
         return self.batch_size * (n_batches - (n_batches // self._every if self._every else 0))
 
+    def _problems(self, split: Split) -> list[Problems]:
+        notes = zip(self._sources[split].files, self._tokens[split].notes, strict=True)
+        return [Problems(file.path, *note) for file, note in notes if note[0]]
+
     @property
     def problems(self) -> str | None:
-        """The unusable lines met so far."""
-        return summary_of(problems for source in self._sources.values() for problems in source.problems)
+        """The unusable lines of what is converted so far."""
+        return summary_of(problems for split in self._tokens for problems in self._problems(split))
 
-    def batches(self, split: Split, *, start: int = 0, shard: Shard = WHOLE) -> Iterator[Batch]:
-        if split == "train":
-            _ = self._valid  # what is missing in it is found before training begins
-            return self._train_batches(start, np.array(shard_rows(self.batch_size, shard), np.int64))
-        return self._valid_batches(start, shard)
-
-    def _train_batches(self, start: int, chosen: np.ndarray) -> Iterator[Batch]:
-        per_epoch = self.epoch_rows // self.batch_size
-        for step in count(start):
-            number = step % per_epoch
-            block = number + number // (self._every - 1) if self._every else number
-            yield self._batch(self._train, block * self.batch_size + chosen)
+    def _train_batch(self, step: int, rows: np.ndarray) -> Batch:
+        _ = self._valid  # what is missing in it is found before training begins
+        number = step % (self.epoch_rows // self.batch_size)
+        block = number + number // (self._every - 1) if self._every else number
+        return self._batch(self._train, block * self.batch_size + rows)
 
     def lanes(self, *, start: int = 0, shard: Shard = WHOLE) -> Iterator[Batch]:
         """Lane r of R begins at row N r / R of the N that train, and reads on in a circle; fresh behind held-out rows,
         and where the files begin. Labelled documents come in the order of the files, whatever their lane."""
-        if self.control_names:
-            yield from self.batches("train", start=start, shard=shard)
-            return
-        _, lanes = self._valid, np.array(shard_rows(self.batch_size, shard), np.int64)
+        return self._endless(self._train_batch if self.control_names else self._lane_batch, start, shard)
+
+    def _lane_batch(self, step: int, lanes: np.ndarray) -> Batch:
+        _ = self._valid
         number, part = self.epoch_rows, self.batch_size * (self._every - 1)
-        for step in count(start):
-            place = (step + lanes * number // self.batch_size) % number
-            rows = place + place // part * self.batch_size if self._every else place
-            begins = (place % part if self._every else place) == 0
-            yield self._batch(self._train, rows)._replace(fresh=torch.from_numpy(begins))
+        place = (step + lanes * number // self.batch_size) % number
+        rows = place + place // part * self.batch_size if self._every else place
+        begins = (place % part if self._every else place) == 0
+        return self._batch(self._train, rows)._replace(fresh=torch.from_numpy(begins))
 
-    def _valid_batches(self, start: int, shard: Shard) -> Iterator[Batch]:
-        size, n_rows, tokens = self.batch_size, self._n_rows(self._valid), self._valid
+    def _n_valid(self) -> int:
         if self._every:
-            n_rows = min(VALID_BATCHES, self._n_batches(tokens) // self._every) * size
+            return min(VALID_BATCHES, self._n_batches(self._valid) // self._every) * self.batch_size
+        return len(self._valid.labels) if self.control_names else -(-(len(self._valid) - 1) // self.seq_len)
 
-        def batch(rows: np.ndarray) -> Batch:
-            routed = rows + (rows // size + 1) * (self._every - 1) * size if self._every else rows
-            return self._batch(tokens, routed)
-
-        return held_out_batches(n_rows, size, start, shard, batch)
+    def _valid_batch(self, rows: np.ndarray) -> Batch:
+        size = self.batch_size
+        return self._batch(self._valid, rows + (rows // size + 1) * (self._every - 1) * size if self._every else rows)
 
     def _batch(self, tokens: Tokens, rows: np.ndarray) -> Batch:
         if not self.control_names:
@@ -235,4 +215,4 @@ class JsonlCorpus(Corpus):
 
     def texts(self, split: Split = "train") -> Iterator[str]:
         """The documents, held-out ones among them where they are held out by batches."""
-        return (piece.text for piece in self._sources[split].pieces())
+        return (piece.text for piece in self._sources[split].pieces([]))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import binascii
+import logging
 from abc import abstractmethod
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -16,11 +17,11 @@ from glissando.data.base import IGNORED, Batch, RowCorpus
 from glissando.data.corpora import DataOptions, PairsOptions, ShiftOptions
 from glissando.data.drawn import Draw, Source, is_held_out
 from glissando.data.order import random_below, shuffled
-from glissando.data.problems import Problems, summary_of
-from glissando.data.textfile import bounded_lines, open_file, without_mark
+from glissando.data.textfile import BadLine, Problems, open_files, parsed_lines, summary_of
 from glissando.data.tokenizers import ByteTokenizer, Tokenizer
 from glissando.errors import ConfigError, DataError
 
+_log = logging.getLogger(__name__)
 PAD_ID = 0
 NEWLINE = 10
 FIRST, LAST = 32, 126  # the printable ASCII characters
@@ -52,30 +53,24 @@ class PairsCorpus(RowCorpus):
     """
 
     _valid: list[Pair]
+    #: a finite set to train on, in an order of its own each epoch; None where inputs never end
+    train_set: Sequence[Pair] | None = None
 
     def __init__(self, tokenizer: Tokenizer | None, options: DataOptions) -> None:
         self.tokenizer = tokenizer or ByteTokenizer(NEWLINE)
         self.seq_len, self.batch_size, self._seed = options.seq_len, options.batch_size, options.seed
 
     @abstractmethod
-    def training_pairs(self, rows: np.ndarray) -> list[Pair]:
-        """The pairs of the global training rows `rows`."""
-
-    @abstractmethod
     def held_out(self, n: int, seed: int = 0) -> list[Pair]:
         """`n` different pairs that are never trained on, for scoring by exact match."""
-
-    @property
-    def train_set(self) -> Sequence[Pair] | None:
-        """The pairs of a finite training set; None where inputs never end."""
-        return None
 
     @property
     def epoch_rows(self) -> int | None:
         return None if self.train_set is None else len(self.train_set)
 
     def _training(self, rows: np.ndarray) -> list[Pair]:
-        return self.training_pairs(rows)
+        pairs = self.train_set or []
+        return [pairs[i] for i in shuffled(rows, len(pairs), self._seed)]
 
     def _require_room(self, length: int, which: str) -> None:
         """Raises ConfigError if a row of `length` tokens is too long: before training, not when its turn comes."""
@@ -135,7 +130,7 @@ class ShiftCorpus(PairsCorpus):
         self._source = Source(self._draw, is_held_out, "raise data.length")
         self._valid = self.held_out(o.valid_rows)
 
-    def training_pairs(self, rows: np.ndarray) -> list[Pair]:
+    def _training(self, rows: np.ndarray) -> list[Pair]:
         return self._pairs(self._source.rows(rows, self._seed, held_out=False), self._seed)
 
     def held_out(self, n: int, seed: int = 0) -> list[Pair]:
@@ -162,57 +157,37 @@ def texts_of(inputs: np.ndarray) -> list[str]:
     return [row.tobytes().rstrip(b"\0").decode("ascii") for row in inputs]
 
 
-class PairFile(NamedTuple):
-    """What `read_pairs` found."""
-
-    lines: int
-    pairs: list[Pair]
-    problems: Problems
-    where: list[int]  # the line of each pair
-
-
-def read_pairs(path: Path | str) -> PairFile:
-    """Pairs of a file with one base64 text `input TAB output` a line.
+def read_pairs(path: Path) -> tuple[dict[int, Pair], Problems]:
+    """Pairs of a file with one base64 text `input TAB output` a line, by the numbers of their lines.
 
     A line that is not base64 of UTF-8, has no tab, or whose output holds a newline or a NUL is counted in
-    `problems`. Blank lines are passed over.
+    the problems. Blank lines are passed over.
     """
-    path = open_file(path, "data.path")
-    problems, pairs, where, number = Problems(path), [], [], 0
+    problems = Problems(path)
     with path.open("rb") as file:
-        for number, line in enumerate(bounded_lines(file, _MAX_LINE), 1):
-            if line is None:
-                problems.add(number, f"longer than {_MAX_LINE} bytes")
-                continue
-            if not line.strip():
-                continue
-            pair = _parse_pair((without_mark(line) if number == 1 else line).strip())
-            if isinstance(pair, Pair):
-                pairs.append(pair)
-                where.append(number)
-            else:
-                problems.add(number, pair)
-    return PairFile(number, pairs, problems, where)
+        pairs = dict(parsed_lines(file, _MAX_LINE, _parse_pair, problems))
+    if problems.count:
+        _log.warning("%s", problems)
+    return pairs, problems
 
 
-def _parse_pair(line: bytes) -> Pair | str:
-    """The pair, or what is wrong with the line."""
+def _parse_pair(line: bytes) -> Pair:
     try:
-        text = base64.b64decode(line, validate=True).decode("utf-8")
+        text = base64.b64decode(line.strip(), validate=True).decode("utf-8")
     except binascii.Error:
-        return "not base64"
+        raise BadLine("not base64") from None
     except UnicodeDecodeError as error:
-        return f"not UTF-8 at byte {error.start} once decoded"
+        raise BadLine(f"not UTF-8 at byte {error.start} once decoded") from None
     question, tab, answer = text.partition("\t")
     if not tab:
-        return "no tab between input and output"
+        raise BadLine("no tab between input and output")
     if "\n" in text or "\0" in text:
-        return "a newline or NUL inside, which would end the output"
+        raise BadLine("a newline or NUL inside, which would end the output")
     return Pair(question, answer)
 
 
 class PairFileCorpus(PairsCorpus):
-    """The pairs of a base64 file, visited in epochs shuffled by (seed, epoch); see `read_pairs`.
+    """The pairs of base64 files, visited in epochs shuffled by (seed, epoch); see `read_pairs`.
 
     Held out: those of `valid_path`, or the last `valid_fraction` (at least one). A training pair whose input is also
     held out is left out.
@@ -223,43 +198,35 @@ class PairFileCorpus(PairsCorpus):
         """By the keywords of `PairsOptions`."""
         o = PairsOptions(**options)
         super().__init__(tokenizer, o)
-        file = self._read(open_file(o.path, "data.path"))
-        train = file.pairs
+        self._problems: list[Problems] = []
+        train = self._read(o.path, "data.path")
         if o.valid_path is None:
-            self._problems = [file.problems]
             n_valid = max(1, int(len(train) * o.valid_fraction))
             train, self._valid = train[:-n_valid], train[-n_valid:]
         else:
-            valid = self._read(open_file(o.valid_path, "data.valid_path"))
-            self._problems = [file.problems, valid.problems]
-            self._valid = valid.pairs
+            self._valid = self._read(o.valid_path, "data.valid_path")
         questions = {pair.input for pair in self._valid}
-        self._train = [pair for pair in train if pair.input not in questions]
-        if not self._train or not self._valid:
-            what = "train" if not self._train else "validate"
+        self.train_set = [pair for pair in train if pair.input not in questions]
+        if not self.train_set or not self._valid:
+            what = "train" if not self.train_set else "validate"
             raise DataError(
-                f"{o.path} leaves no usable pair to {what} on: {file.lines} lines, "
-                f"{len(file.pairs)} pairs, {len(train) - len(self._train)} training pairs are also held out. "
-                f"{self.problems or ''}".strip()
+                f"{o.path} leaves no usable pair to {what} on: {len(train)} pairs to train on, of which "
+                f"{len(train) - len(self.train_set)} are also held out. {self.problems or ''}".strip()
             )
 
-    def _read(self, path: Path) -> PairFile:
-        file = read_pairs(path)
-        length, line = max(zip(map(self._length, file.pairs), file.where, strict=True), default=(0, 0))
-        self._require_room(length, f"{path}: the longest pair, in line {line},")
-        return file
+    def _read(self, path: str | None, option: str) -> list[Pair]:
+        pairs: list[Pair] = []
+        for file in open_files(path, option, "*.b64"):
+            numbered, problems = read_pairs(file)
+            length, line = max(((self._length(pair), line) for line, pair in numbered.items()), default=(0, 0))
+            self._require_room(length, f"{file}: the longest pair, in line {line},")
+            self._problems += [problems] if problems.count else []
+            pairs += numbered.values()
+        return pairs
 
     @property
     def problems(self) -> str | None:
         return summary_of(self._problems)
-
-    @property
-    def train_set(self) -> Sequence[Pair]:
-        """The pairs trained on."""
-        return self._train
-
-    def training_pairs(self, rows: np.ndarray) -> list[Pair]:
-        return [self._train[i] for i in shuffled(rows, len(self._train), self._seed)]
 
     def held_out(self, n: int, seed: int = 0) -> list[Pair]:
         """At most `n`: a file has no more than it has."""

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from functools import cached_property
-from itertools import count
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
-from glissando.data.base import WHOLE, Batch, Corpus, Shard, Split, held_out_batches, shard_rows
+from glissando.data.base import WHOLE, Batch, IndexedCorpus, Shard, Split
 from glissando.data.corpora import TextOptions
 from glissando.data.order import random_below, shuffled
 from glissando.data.textfile import TextFile, check_text, open_files
@@ -25,7 +25,7 @@ _PIECE_BYTES = 1 << 16
 _LANES = 64  # lanes at least: rows of fewer come from few places of the text, and their gradients resemble each other
 
 
-class TextCorpus(Corpus):
+class TextCorpus(IndexedCorpus):
     """Windows of `seq_len` tokens of the file at `path`, or of all files that match it as a pattern.
 
     Files are joined in the order of their names, with one end-of-document id between two of them, which counts as a
@@ -51,22 +51,33 @@ class TextCorpus(Corpus):
         self.tokenizer = tokenizer or ByteTokenizer()
         self.seq_len, self.batch_size, self._seed = o.seq_len, o.batch_size, o.seed
         self._stride = o.stride
-        whole = _source(o.path, "data.path", o)
+
+        def source(path: str | None, option: str) -> TextSource:
+            files = (check_text(file, is_utf8=not o.ascii_only) for file in open_files(path, option))
+            return TextSource([(file, 0, file.size) for file in files], o.ascii_only)
+
+        whole = source(o.path, "data.path")
         self.path = Path(str(o.path)).expanduser()
         if o.valid_path is None:
             self.valid_path = self.path
-            train = whole.part(0, int(len(whole) * (1 - o.valid_fraction)))
-            valid = whole.part(len(train), len(whole))
+            train, valid = whole.split(int(len(whole) * (1 - o.valid_fraction)))
         else:
             self.valid_path = Path(o.valid_path).expanduser()
-            train, valid = whole, _source(o.valid_path, "data.valid_path", o)
+            train, valid = whole, source(o.valid_path, "data.valid_path")
         if o.max_valid_bytes is not None:
-            valid = valid.part(0, o.max_valid_bytes)
+            valid, _ = valid.split(o.max_valid_bytes)
         self._sources: dict[Split, TextSource] = {"train": train, "valid": valid}
 
     @cached_property
     def _train(self) -> Tokens:
-        return token_file(self._sources["train"], self.tokenizer)
+        _ = self._valid  # what is missing in it is found before training begins
+        tokens = token_file(self._sources["train"], self.tokenizer)
+        if _size(tokens) < self.seq_len:
+            raise DataError(
+                f"{self.path} has {max(_size(tokens), 0)} tokens to train on, less than one window of {self.seq_len}; "
+                "lower data.seq_len or give a longer file"
+            )
+        return tokens
 
     @cached_property
     def _valid(self) -> Tokens:
@@ -78,38 +89,21 @@ class TextCorpus(Corpus):
             )
         return tokens
 
-    def batches(self, split: Split, *, start: int = 0, shard: Shard = WHOLE) -> Iterator[Batch]:
-        if split == "valid":
-            return self._valid_batches(start, shard)
-        _ = self._valid  # what is missing in it is found before training begins
-        self._require_window()
-        return self._train_batches(start, shard)
-
-    def _require_window(self) -> None:
-        if _size(self._train) < self.seq_len:
-            raise DataError(
-                f"{self.path} has {max(_size(self._train), 0)} tokens to train on, less than one window of "
-                f"{self.seq_len}; lower data.seq_len or give a longer file"
-            )
-
     @property
     def epoch_rows(self) -> int:
         """All windows at multiples of `stride`; of random windows as many as hold the text's number of tokens."""
         tokens = _size(self._train)
         if self._stride is None:
-            return max(1, -(-tokens // self.seq_len))
-        return max(0, tokens - self.seq_len) // self._stride + 1
+            return -(-tokens // self.seq_len)
+        return (tokens - self.seq_len) // self._stride + 1
 
-    def _train_batches(self, start: int, shard: Shard) -> Iterator[Batch]:
-        rows = np.array(shard_rows(self.batch_size, shard), np.int64)
-        free = _size(self._train) - self.seq_len
-        for step in count(start):
-            numbers = step * self.batch_size + rows
-            if self._stride is None:
-                first = random_below(free + 1, self._seed, numbers)
-            else:
-                first = self._stride * shuffled(numbers, free // self._stride + 1, self._seed)
-            yield self._train.batch(first, self.seq_len)
+    def _train_batch(self, step: int, rows: np.ndarray) -> Batch:
+        numbers = step * self.batch_size + rows
+        if self._stride is None:
+            first = random_below(_size(self._train) - self.seq_len + 1, self._seed, numbers)
+        else:
+            first = self._stride * shuffled(numbers, self.epoch_rows, self._seed)
+        return self._train.batch(first, self.seq_len)
 
     @property
     def turns(self) -> int:
@@ -120,23 +114,21 @@ class TextCorpus(Corpus):
         """Lane r of R = turns * batch_size begins at window N r / R of the N that follow each other in the text, and
         reads on in a circle, each round from another token on; fresh where the text begins. The lanes of a batch are
         drawn from all."""
-        _, rows = self._valid, np.array(shard_rows(self.batch_size, shard), np.int64)
-        self._require_window()
+        return self._endless(self._lane_batch, start, shard)
+
+    def _lane_batch(self, step: int, rows: np.ndarray) -> Batch:
         total, turns = self.turns * self.batch_size, self.turns
         number, spare = divmod(_size(self._train), self.seq_len)
-        for step in count(start):
-            lanes = shuffled(step % turns * self.batch_size + rows, total, self._seed)
-            circle, place = np.divmod(step // turns + lanes * number // total, number)
-            first = place * self.seq_len + random_below(spare + 1, self._seed, circle)
-            yield self._train.batch(first, self.seq_len)._replace(fresh=torch.from_numpy(place == 0))
+        lanes = shuffled(step % turns * self.batch_size + rows, total, self._seed)
+        circle, place = np.divmod(step // turns + lanes * number // total, number)
+        first = place * self.seq_len + random_below(spare + 1, self._seed, circle)
+        return self._train.batch(first, self.seq_len)._replace(fresh=torch.from_numpy(place == 0))
 
-    def _valid_batches(self, start: int, shard: Shard) -> Iterator[Batch]:
-        """Window k predicts tokens from k * seq_len on."""
-        size, length, tokens = _size(self._valid), self.seq_len, self._valid
-        return held_out_batches(
-            -(-size // length), self.batch_size, start, shard,
-            lambda rows: tokens.batch(rows * length, length, stop=1 + size),
-        )  # fmt: skip
+    def _n_valid(self) -> int:
+        return -(-_size(self._valid) // self.seq_len)
+
+    def _valid_batch(self, rows: np.ndarray) -> Batch:
+        return self._valid.batch(rows * self.seq_len, self.seq_len, stop=1 + _size(self._valid))
 
     def prompts(self, n: int, *, seed: int = 0) -> list[str]:
         """Beginnings of held-out lines, of about 48 bytes."""
@@ -160,57 +152,47 @@ class TextCorpus(Corpus):
         return decode(ids[1 : _PROMPT_BYTES + 1].tolist())
 
     def texts(self, split: Split = "train") -> Iterator[str]:
-        return (piece.text for piece in self._sources[split].pieces(raw=False))
+        return (piece.text for piece in self._sources[split].pieces())
 
 
+@dataclass
 class TextSource:
-    """The bytes [start, stop) of text files, a document each, joined with a byte between each two."""
+    """Parts of text files, a document each, joined with a byte between each two.
 
-    def __init__(self, files: Sequence[TextFile], ascii_only: bool, start: int = 0, stop: int | None = None) -> None:
-        self._files, self._ascii_only = files, ascii_only
-        self._start = self._stop = start
-        first, self._parts = 0, list[tuple[TextFile, int, int]]()
-        for file in files:
-            span = max(start - first, 0), file.size if stop is None else min(stop - first, file.size)
-            if span[0] < span[1]:
-                self._parts.append((file, *span))
-                # An end between two files never stands at the beginning or at the end.
-                self._start = first + span[0] if len(self._parts) == 1 else self._start
-                self._stop = first + span[1]
-            first += file.size + 1
+    parts       file, its first byte and the one behind its last
+    ascii_only  whether every other byte is left out
+    """
+
+    parts: list[tuple[TextFile, int, int]]
+    ascii_only: bool = False
 
     def __len__(self) -> int:
         """Bytes, with one between each two files."""
-        return self._stop - self._start
+        return max(0, sum(stop - start + 1 for _, start, stop in self.parts) - 1)
 
-    def part(self, start: int, stop: int) -> TextSource:
-        """The bytes from `start` to the character that byte `stop` belongs to."""
-        stop = self._character_start(stop)
-        return TextSource(self._files, self._ascii_only, self._start + start, self._start + stop)
-
-    def _character_start(self, position: int) -> int:
-        if position >= len(self):
-            return len(self)
-        for file, start, stop in TextSource(self._files, False, self._start, self._start + position + 1)._parts[-1:]:
-            with file.path.open("rb") as opened:
-                opened.seek(first := max(stop - 4, start))
-                near = opened.read(stop - first)
-            return position + 1 - len(near) + _last_start(near)
-        return position
+    def split(self, position: int) -> tuple[TextSource, TextSource]:
+        """What is before the character that byte `position` belongs to, and the rest; a byte between two files that
+        would stand at an end belongs to neither."""
+        before, after = TextSource([], self.ascii_only), TextSource([], self.ascii_only)
+        for file, start, stop in self.parts:
+            cut = min(max(start, start + position), stop)
+            if start < cut < stop:
+                with file.path.open("rb") as opened:
+                    opened.seek(first := max(cut - 3, start))
+                    cut = first + _last_start(opened.read(cut + 1 - first))
+            before.parts += [(file, start, cut)] if start < cut else []
+            after.parts += [(file, cut, stop)] if cut < stop else []
+            position -= stop - start + 1
+        return before, after
 
     def key(self) -> str:
-        parts = (f"{file.sha256} {start} {stop}" for file, start, stop in self._parts)
-        return f"text {self._ascii_only} {' '.join(parts)}"
+        parts = (f"{file.sha256} {start} {stop}" for file, start, stop in self.parts)
+        return f"text {self.ascii_only} {' '.join(parts)}"
 
-    def pieces(self, *, raw: bool, piece_bytes: int = _PIECE_BYTES) -> Iterator[Piece]:
-        """About `piece_bytes` each, cut after a newline where there is one.
-
-        Without `raw`, bytes that are not UTF-8 are left out, and with `ascii_only` all others than ASCII.
-        Raises DataError for a file that has changed.
-        """
-        encoding = "ascii" if self._ascii_only else "utf-8"
-        errors = "surrogateescape" if raw and not self._ascii_only else "ignore"
-        for file, start, stop in self._parts:
+    def pieces(self, notes: Sequence[Any] = (), piece_bytes: int = _PIECE_BYTES) -> Iterator[Piece]:
+        """About `piece_bytes` each, cut after a newline where there is one. Raises DataError for a file that has
+        changed."""
+        for file, start, stop in self.parts:
             with file.opened() as opened:
                 opened.seek(at := start)
                 while at < stop:
@@ -218,25 +200,15 @@ class TextSource:
                     if len(data) > piece_bytes:
                         data = data[: data.rfind(b"\n", 0, piece_bytes) + 1 or _last_start(data)]
                         opened.seek(at + len(data))
-                    yield Piece(data.decode(encoding, errors), begins=at == start)
+                    text = data.decode("ascii" if self.ascii_only else "utf-8", "ignore")
+                    yield Piece(text, begins=at == start)
                     at += len(data)
-
-    def notes(self) -> list[Any]:
-        return []
-
-    def note(self, notes: list[Any]) -> None:
-        pass
 
 
 def _last_start(data: bytes) -> int:
     """Where the last UTF-8 character of `data` starts."""
     last = len(data) - 1
     return next((i for i in range(last, max(last - 4, -1), -1) if data[i] & 0xC0 != 0x80), last)
-
-
-def _source(path: str | None, option: str, o: TextOptions) -> TextSource:
-    files = open_files(path, option, "*.txt")
-    return TextSource([check_text(file, is_utf8=not o.ascii_only) for file in files], o.ascii_only)
 
 
 def _size(tokens: Tokens) -> int:

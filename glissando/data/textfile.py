@@ -1,4 +1,4 @@
-"""Local text files: opened with an error that helps, checked without reading them whole, cut into pieces."""
+"""Local files of text: opened with an error that helps, checked without reading them whole, read line by line."""
 
 from __future__ import annotations
 
@@ -6,47 +6,37 @@ import codecs
 import contextlib
 import glob
 import hashlib
+import itertools
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import BinaryIO, NamedTuple
+from typing import BinaryIO, NamedTuple, TypeVar
 
 from glissando.errors import DataError
 
+T = TypeVar("T")
 _BLOCK = 1 << 22
+_KEPT = 20  # problems
 
 
-def open_file(path: Path | str | None, option: str) -> Path:
-    """`path` if it is a file with something in it.
-
-    Raises DataError naming `option` if it is not given, missing, a directory or empty.
-    """
-    if not path:
-        raise DataError(f"no file given; name one with {option} FILE")
-    path = Path(path).expanduser()
-    if path.is_dir():
-        raise DataError(f"{path} is a directory; {option} takes one file (join several with `cat`)")
-    if not path.exists():
-        raise DataError(f"there is no file {path}; check {option} (the current directory is {Path.cwd()})")
-    if path.stat().st_size == 0:
-        raise DataError(f"{path} is empty; {option} needs a file with text in it")
-    return path
-
-
-def open_files(path: Path | str | None, option: str, example: str) -> list[Path]:
+def open_files(path: Path | str | None, option: str, example: str = "*.txt") -> list[Path]:
     """The files that `path` names, in the order of their names, those with nothing in them left out.
 
     `path` is one file, or a pattern: corpus/*.txt, or corpus/**/*.txt with all folders below.
     Raises DataError naming `option`, and for a directory the pattern `example`, if there is no such file.
     """
-    if path and Path(path).expanduser().is_dir():
+    if not path:
+        raise DataError(f"no file given; name one with {option} FILE")
+    files = named_files(path)
+    if not files or not files[0].exists():
+        raise DataError(f"there is no file {path}; check {option} (the current directory is {Path.cwd()})")
+    if files[0].is_dir():
         raise DataError(f"{path} is a directory; {option} takes a file, or a pattern: '{Path(path) / example}'")
-    files = named_files(path) if path else []
-    if not files and path:
-        raise DataError(f"no file matches {path}; check {option} (the current directory is {Path.cwd()})")
-    filled = [each for each in files if not each.is_file() or each.stat().st_size]
-    # The first stands for all where none has a text, so that the error names it.
-    return [open_file(each, option) for each in filled or files[:1]] or [open_file(path, option)]
+    filled = [each for each in files if each.stat().st_size]
+    if not filled:
+        raise DataError(f"{files[0]} is empty; {option} needs a file with text in it")
+    return filled
 
 
 def named_files(path: Path | str) -> list[Path]:
@@ -55,20 +45,6 @@ def named_files(path: Path | str) -> list[Path]:
     if path.exists() or not glob.has_magic(str(path)):
         return [path]
     return sorted(each for each in map(Path, set(glob.glob(str(path), recursive=True))) if each.is_file())
-
-
-def without_mark(line: bytes) -> bytes:
-    """A file's first line without the byte order mark that Windows puts before UTF-8."""
-    return line.removeprefix(codecs.BOM_UTF8)
-
-
-def bounded_lines(file: BinaryIO, longest: int) -> Iterator[bytes | None]:
-    """Each line; None for one of more bytes than `longest`, which is never held in memory."""
-    while line := file.readline(longest + 1):
-        too_long = len(line) > longest and not line.endswith(b"\n")
-        while too_long and line and not line.endswith(b"\n"):
-            line = file.readline(1 << 16)
-        yield None if too_long else line
 
 
 class TextFile(NamedTuple):
@@ -81,17 +57,13 @@ class TextFile(NamedTuple):
 
     @contextlib.contextmanager
     def opened(self) -> Iterator[BinaryIO]:
-        """Open for reading. Raises DataError if it is not what it was, before or after."""
+        """Open for reading. Raises DataError if it cannot be, or was not what it was when all is read."""
         try:
             with self.path.open("rb") as file:
-                self._require_unchanged(file)
                 yield file
-                self._require_unchanged(file)
+                stat = os.fstat(file.fileno())
         except OSError as error:
             raise DataError(f"{self.path} cannot be read any more ({error.strerror}); put it back") from error
-
-    def _require_unchanged(self, file: BinaryIO) -> None:
-        stat = os.fstat(file.fileno())
         if (stat.st_size, stat.st_mtime_ns) != (self.size, self.changed):
             raise DataError(
                 f"{self.path} has changed while it was read: it had {self.size:,} bytes and has {stat.st_size:,} now. "
@@ -116,46 +88,76 @@ def check_text(path: Path, is_utf8: bool = True) -> TextFile:
     Raises DataError with the byte offset and line of the first NUL byte, or, where it `is_utf8`, of the first byte
     that is not; and for UTF-16.
     """
+    decoder, digest = codecs.getincrementaldecoder("utf-8")("strict" if is_utf8 else "ignore"), hashlib.sha256()
     with path.open("rb") as file:
         if file.read(2) in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE):
             raise DataError(f"{path} is UTF-16; convert it: iconv -f UTF-16 -t UTF-8 {path.name} > FILE")
-    errors = "strict" if is_utf8 else "ignore"
-    offset, tail, digest = 0, b"", hashlib.sha256()
-    with path.open("rb") as file:
+        file.seek(0)
         while True:
-            block = file.read(_BLOCK)
+            offset, block, begun = file.tell(), file.read(_BLOCK), decoder.getstate()[0]
+            if (nul := block.find(0)) >= 0:
+                fault = "a NUL byte, which is reserved as the end of a document; drop it: tr -d '\\0'"
+                raise _bad_byte(path, offset + nul, fault)
+            try:
+                if begun or not block or not block.isascii():
+                    decoder.decode(block, final=not block)
+            except UnicodeDecodeError as error:
+                fault = f"a byte that is not UTF-8 ({error.reason}); {CONVERT}"
+                raise _bad_byte(path, offset - len(begun) + error.start, fault) from None
             digest.update(block)
-            data = tail + block
-            nul = data.find(0)
-            if nul >= 0:
-                _refuse(
-                    path, offset + nul, "a NUL byte, which is reserved as the end of a document; drop it: tr -d '\\0'"
-                )
-            used = _decoded_length(path, data, offset, errors, not block)
-            offset, tail = offset + used, data[used:]
             if not block:
-                stat = os.fstat(file.fileno())
-                return TextFile(path, digest.hexdigest(), offset, stat.st_mtime_ns)
+                return TextFile(path, digest.hexdigest(), offset, os.fstat(file.fileno()).st_mtime_ns)
 
 
-def _decoded_length(path: Path, data: bytes, offset: int, errors: str, final: bool) -> int:
-    if data.isascii():
-        return len(data)
-    try:
-        return codecs.utf_8_decode(data, errors, final)[1]
-    except UnicodeDecodeError as error:
-        _refuse(path, offset + error.start, f"a byte that is not UTF-8 ({error.reason}); {CONVERT}")
-        raise
-
-
-def _refuse(path: Path, offset: int, what: str) -> None:
-    raise DataError(f"{path}: at byte {offset}, line {line_number(path, offset)}: {what}")
-
-
-def line_number(path: Path, offset: int) -> int:
-    """The line, counted from 1, that holds byte `offset`."""
-    line, left = 1, offset
+def _bad_byte(path: Path, place: int, fault: str) -> DataError:
     with path.open("rb") as file:
-        while left > 0 and (block := file.read(min(left, _BLOCK))):
-            line, left = line + block.count(b"\n"), left - len(block)
-    return line
+        blocks = (file.read(min(_BLOCK, place - start)) for start in range(0, place, _BLOCK))
+        line = 1 + sum(block.count(b"\n") for block in blocks)
+    return DataError(f"{path}: at byte {place}, line {line}: {fault}")
+
+
+class BadLine(Exception):
+    """Why a line cannot be used."""
+
+
+@dataclass
+class Problems:
+    """The lines of `path` that could not be used: how many, and number and fault of the first 20."""
+
+    path: Path
+    count: int = 0
+    first: list[tuple[int, str]] = field(default_factory=list)
+
+    def __str__(self) -> str:
+        """How many, where and why the first three, in one line for a person."""
+        shown = "; ".join(f"line {line}: {what}" for line, what in self.first[:3])
+        lines = "1 bad line" if self.count == 1 else f"{self.count} bad lines"
+        return f"{lines} skipped in {self.path} ({shown}{'; ...' if self.count > 3 else ''})"
+
+
+def summary_of(files: Iterable[Problems]) -> str | None:
+    """The problems of several files, each once; None if there are none."""
+    return ". ".join(dict.fromkeys(map(str, files))) or None
+
+
+def parsed_lines(
+    file: BinaryIO, longest: int, parse: Callable[[bytes], T], problems: Problems
+) -> Iterator[tuple[int, T]]:
+    """What `parse` makes of each line with something in it, and the line's number from 1.
+
+    A line that it refuses by BadLine, or of more than `longest` bytes, is counted in `problems`; the latter is never
+    held in memory. The byte order mark that Windows puts before UTF-8 is no part of the first line.
+    """
+    for number in itertools.count(1):
+        if not (line := file.readline(longest + 1)):
+            return
+        try:
+            if len(line) > longest and not line.endswith(b"\n"):
+                while line and not line.endswith(b"\n"):
+                    line = file.readline(1 << 16)
+                raise BadLine(f"longer than {longest} bytes")
+            if line.strip():
+                yield number, parse(line.removeprefix(codecs.BOM_UTF8) if number == 1 else line)
+        except BadLine as bad:
+            problems.count += 1
+            problems.first += [(number, str(bad))] if problems.count <= _KEPT else []

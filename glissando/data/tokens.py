@@ -6,7 +6,7 @@ import hashlib
 import json
 import mmap
 from array import array
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
@@ -15,7 +15,7 @@ import torch
 
 from glissando.cache_directory import cache_dir
 from glissando.data.base import IGNORED, Batch
-from glissando.data.tokenizers import ByteTokenizer, Tokenizer
+from glissando.data.tokenizers import Tokenizer
 from glissando.storage import kept
 
 # Part of every key: raised when the way a text is cut into pieces, or what a file holds, changes.
@@ -25,7 +25,7 @@ _FAR = np.iinfo(np.int64).max
 
 
 class Piece(NamedTuple):
-    """A part of a document that is tokenised by itself; bytes that are not UTF-8 are surrogates."""
+    """A part of a document that is tokenised by itself."""
 
     text: str
     begins: bool = True  # whether it is the first of its document
@@ -38,14 +38,8 @@ class Source(Protocol):
     def key(self) -> str:
         """What decides on the documents."""
 
-    def pieces(self, *, raw: bool) -> Iterator[Piece]:
-        """The documents' pieces; with `raw`, bytes that are not UTF-8 are kept."""
-
-    def notes(self) -> list[Any]:
-        """What reading has found out, as JSON; it is kept with the tokens."""
-
-    def note(self, notes: list[Any]) -> None:
-        """Takes back what `notes` returned when the tokens were made."""
+    def pieces(self, notes: list[Any]) -> Iterator[Piece]:
+        """The documents' pieces; what reading them finds out is added to `notes`, as JSON."""
 
 
 class Tokens(NamedTuple):
@@ -55,6 +49,7 @@ class Tokens(NamedTuple):
     ends    (D + 1,) the places of the end tokens that are not part of a document
     bytes   (D + 1,) the UTF-8 bytes before each of them; an end counts as one
     labels  (D, C) float32; C is 0 without labels
+    notes   what reading the documents found out
     """
 
     tokenizer: Tokenizer
@@ -62,6 +57,7 @@ class Tokens(NamedTuple):
     ends: np.ndarray
     bytes: np.ndarray
     labels: np.ndarray
+    notes: Sequence[Any] = ()
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -120,25 +116,19 @@ def tokenise(pieces: Iterable[Piece], tokenizer: Tokenizer, write: Any) -> tuple
     ends, before, labels, length, n_bytes = array("q"), array("q"), array("f"), 0, 0
     eos = np.array([tokenizer.eos_id])
     for group in _groups(pieces):
-        for piece, ids in zip(group, _encoded([piece.text for piece in group], tokenizer), strict=True):
+        for piece, ids in zip(group, tokenizer.encode_batch([piece.text for piece in group]), strict=True):
             if piece.begins:
                 ends.append(length)
                 before.append(n_bytes)
                 labels.extend(piece.labels or ())
                 write(eos)
-                length, n_bytes = length + 1, n_bytes + 1
             write(ids)
-            length, n_bytes = length + len(ids), n_bytes + len(piece.text.encode("utf-8", "surrogateescape"))
+            length += piece.begins + len(ids)
+            n_bytes += piece.begins + len(piece.text.encode())
     ends.append(length)
     before.append(n_bytes)
     write(eos)
     return ends, before, labels
-
-
-def _encoded(texts: list[str], tokenizer: Tokenizer) -> list[np.ndarray]:
-    if isinstance(tokenizer, ByteTokenizer):
-        return [np.frombuffer(text.encode("utf-8", "surrogateescape"), np.uint8) for text in texts]
-    return tokenizer.encode_batch(texts)
 
 
 def _groups(pieces: Iterable[Piece]) -> Iterator[list[Piece]]:
@@ -169,20 +159,20 @@ def token_file(source: Source, tokenizer: Tokenizer) -> Tokens:
     dtype = dtype if tokenizer.vocab_size <= 1 << 16 else np.dtype(np.uint32)
 
     def convert(folder: Path) -> None:
-        pieces = source.pieces(raw=isinstance(tokenizer, ByteTokenizer))
+        notes: list[Any] = []
         with (folder / "ids").open("wb") as file:
             tables: tuple[array[Any], ...] = tokenise(
-                pieces, tokenizer, lambda ids: file.write(np.ascontiguousarray(ids, dtype).data)
+                source.pieces(notes), tokenizer, lambda ids: file.write(np.ascontiguousarray(ids, dtype).data)
             )
         for name, table in zip(("ends", "bytes", "labels"), tables, strict=True):
             (folder / name).write_bytes(table)
-        (folder / "notes.json").write_text(json.dumps(source.notes()), encoding="utf-8")
+        (folder / "notes.json").write_text(json.dumps(notes), encoding="utf-8")
 
     key = hashlib.sha256(f"{_FORMAT} {source.key()} {tokenizer.fingerprint}".encode()).hexdigest()
     folder = kept(cache_dir("tokens") / key, convert)
-    source.note(json.loads((folder / "notes.json").read_bytes()))
+    notes = json.loads((folder / "notes.json").read_bytes())
     ids, ends, before, labels = (
         np.memmap(folder / name, kind, "r") if (folder / name).stat().st_size else np.empty(0, kind)
         for name, kind in (("ids", dtype), ("ends", np.int64), ("bytes", np.int64), ("labels", np.float32))
     )
-    return Tokens(tokenizer, ids, ends, before, labels.reshape(len(ends) - 1, -1 if len(labels) else 0))
+    return Tokens(tokenizer, ids, ends, before, labels.reshape(len(ends) - 1, -1 if len(labels) else 0), notes)

@@ -199,7 +199,7 @@ def test_a_bad_line_is_counted(
 def test_bad_labels_are_bad_lines(control: object, tmp_path: Path) -> None:
     path = write(tmp_path / "s.jsonl", [{"text": "t", "control": control}])
     with pytest.raises(DataError, match="line 1: `control`"):
-        JsonlCorpus(path=path, control_names=["a", "b"], **OPTIONS).batches("train")
+        train(JsonlCorpus(path=path, control_names=["a", "b"], **OPTIONS), 1)
 
 
 def test_a_huge_line_is_not_held_in_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -223,11 +223,11 @@ def test_a_huge_line_is_not_held_in_memory(tmp_path: Path, monkeypatch: pytest.M
 
 def test_too_little_is_refused_with_a_fix(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="too little to train on"):
-        JsonlCorpus(path=write(tmp_path / "a.jsonl", [{"text": "x"}]), **OPTIONS).batches("train")
+        train(JsonlCorpus(path=write(tmp_path / "a.jsonl", [{"text": "x"}]), **OPTIONS), 1)
     with pytest.raises(DataError, match=r"too little to validate on.*valid_fraction"):
-        JsonlCorpus(path=write(tmp_path / "b.jsonl", [{"text": "x" * 100}]), **OPTIONS).batches("train")
+        train(JsonlCorpus(path=write(tmp_path / "b.jsonl", [{"text": "x" * 100}]), **OPTIONS), 1)
     with pytest.raises(DataError, match=r"too little.*1 bad line skipped.*line 1"):
-        JsonlCorpus(path=write(tmp_path / "c.jsonl", ["x"]), **OPTIONS).batches("train")
+        train(JsonlCorpus(path=write(tmp_path / "c.jsonl", ["x"]), **OPTIONS), 1)
     with pytest.raises(DataError, match="no file"):
         JsonlCorpus(path=tmp_path / "none.jsonl", **OPTIONS)
     with pytest.raises(ConfigError, match=r"valid_fraction of jsonl must be at most 0\.5, got 0\.9"):

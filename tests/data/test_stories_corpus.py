@@ -18,20 +18,15 @@ from glissando.data.stories import (
     story_bits,
 )
 from glissando.data.stories.oracle import word_mood
+from glissando.data.tokenizers import ByteTokenizer
 from glissando.errors import ConfigError, UnknownNameError
 
 
-class Bytes:
-    """The least tokenizer: ids are bytes, a line feed ends a document."""
+class Bytes(ByteTokenizer):
+    """A line feed ends a document."""
 
-    vocab_size = 256
-    eos_id = 10
-
-    def encode(self, text):
-        return list(text.encode())
-
-    def decode(self, ids):
-        return bytes(ids).decode()
+    def __init__(self):
+        super().__init__(10)
 
 
 @pytest.fixture(scope="module")

@@ -4,21 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property
-from itertools import count, islice
+from itertools import count
 from typing import Any, NamedTuple
 
 import numpy as np
-import torch
 
-from glissando.data.base import (
-    IGNORED,
-    Batch,
-    RowCorpus,
-    Shard,
-    Split,
-    held_out_batches,
-    next_token_rows,
-)
+from glissando.data.base import Batch, RowCorpus, Split
 from glissando.data.corpora import StoriesOptions
 from glissando.data.stories.oracle import judge
 from glissando.data.stories.stories import (
@@ -32,6 +23,7 @@ from glissando.data.stories.stories import (
     generate,
 )
 from glissando.data.tokenizers import Tokenizer
+from glissando.data.tokens import Piece, Tokens, in_memory
 
 _STORIES_A_ROW = 1 << 20  # story numbers set aside for each training row, more than any row can hold
 _BLOCK_TOKENS = 1 << 14  # of a stream of cut stories, before another one is begun
@@ -39,12 +31,21 @@ _PAD_MULTIPLE = 64
 _HELD_OUT_SEED = 0  # the held-out stories are the same for every run, whatever its seed
 
 
-class Window(NamedTuple):
-    """At most seq_len + 1 tokens of a stream of stories, and the bytes that all but the first stand for."""
+class Windows(NamedTuple):
+    """Windows that follow each other in streams of stories.
 
-    ids: list[int]
-    n_bytes: int
-    story: Story  # the one that it ends in
+    tokens  of all streams
+    begins  where each stream begins
+    first   (W,) where each window begins
+    stop    (W,) behind the last token that it may predict
+    labels  (W, 2) of the story of each
+    """
+
+    tokens: Tokens
+    begins: np.ndarray
+    first: np.ndarray
+    stop: np.ndarray
+    labels: np.ndarray
 
 
 class StoriesCorpus(RowCorpus):
@@ -69,17 +70,15 @@ class StoriesCorpus(RowCorpus):
         self.tokenizer = tokenizer
         self.seq_len, self.batch_size, self.seed = o.seq_len, o.batch_size, o.seed
         self.valid_rows, self.labelled, self.cut = o.valid_rows, o.labelled, o.cut
-        self._streams: dict[int, tuple[int, list[Window]]] = {}  # of each row of a batch: its newest block of windows
+        self._blocks: dict[tuple[int, ...], tuple[int, Windows]] = {}  # of each shard's rows: the newest one
         self.control_names = LABELS if self.labelled else ()
         self.entropy_floor = entropy_floor()
 
     def texts(self, split: Split = "train") -> Iterator[str]:
         """Whole stories, endless for "train"."""
         if split == "valid":
-            yield from super().texts(split)
-            return
-        for row in count():
-            yield generate(self.seed, "train", row * _STORIES_A_ROW).text
+            return super().texts(split)
+        return (self._text(generate(self.seed, "train", row * _STORIES_A_ROW)) for row in count())
 
     def prompts(self, n: int, *, seed: int = 0) -> list[str]:
         """First sentences of `n` stories of the test split: they name the hero and decide no label."""
@@ -94,112 +93,100 @@ class StoriesCorpus(RowCorpus):
         figures = {"expected_bits": expected_bits(), "expected_bytes": expected_bytes(), "plots": list(PLOTS)}
         return {**super().describe(), **figures}
 
+    def _text(self, story: Story) -> str:
+        return story.text
+
     def _written(self, group: Iterable[Sequence[Story]]) -> Iterator[str]:
-        return ("".join(story.text for story in row) for row in group)
+        return ("".join(map(self._text, row)) for row in group)
 
-    def _training(self, rows: np.ndarray) -> list[list[Story]]:
-        return [self._row(int(row)) for row in rows]
-
-    def _train_batches(self, start: int, chosen: range) -> Iterator[Batch]:
-        if not self.cut:
-            yield from super()._train_batches(start, chosen)
-            return
-        for step in count(start):
-            yield self._cut_batch([self._window(step, row) for row in chosen])
-
-    def _row(self, number: int) -> list[Story]:
-        """As many whole stories as fit into seq_len tokens, and at least one; just one if it is labelled."""
-        index = number * _STORIES_A_ROW
-        row = [generate(self.seed, "train", index)]
-        left = self.seq_len - len(self._tokens(row[0].text))
-        while not self.labelled:
-            index += 1
-            story = generate(self.seed, "train", index)
-            left -= len(self._tokens(story.text))
-            if left < 0:
-                break
-            row.append(story)
-        return row
-
-    def _window(self, step: int, row: int) -> Window:
-        """Row `row` of training batch `step`: of a block of about _BLOCK_TOKENS, a function of its number alone."""
-        windows = max(1, _BLOCK_TOKENS // self.seq_len)
-        block, place = divmod(step, windows)
-        number = block * self.batch_size + row
-        if self._streams.get(row, (-1,))[0] != number:
-            first = number * _STORIES_A_ROW
-            stories = (generate(self.seed, "train", index) for index in count(first))
-            self._streams[row] = number, list(islice(self._windows(stories, packed=not self.labelled), windows))
-        return self._streams[row][1][place]
-
-    def _windows(self, stories: Iterable[Story], packed: bool) -> Iterator[Window]:
-        """The stories' windows of seq_len targets one after another; unless they are packed, each story's last is
-        shorter."""
-        ids, sizes, eos, length = [self.tokenizer.eos_id], [0], self.tokenizer.eos_id, self.seq_len
-        for story in stories:
-            ids, sizes = ids + self._tokens(story.text), sizes + self._sizes(story.text)
-            while len(ids) > (length if packed else 1):
-                yield Window(ids[: length + 1], sum(sizes[1 : length + 1]), story)
-                ids, sizes = ids[length:] or [eos], sizes[length:] or [0]
-            if not packed:
-                ids, sizes = [eos], [0]
-
-    def _sizes(self, story: str) -> list[int]:
-        """The bytes that each of a story's tokens stands for."""
-        ids, lengths = self._tokens(story)[:-1], self.tokenizer.byte_lengths
-        if lengths is not None:
-            return [*lengths[ids].tolist(), 1]
-        total = len(story.removesuffix(END).encode())
-        return [*((i + 1) * total // len(ids) - i * total // len(ids) for i in range(len(ids))), 1]
-
-    def _cut_batch(self, windows: Sequence[Window]) -> Batch:
-        eos, width = self.tokenizer.eos_id, self.seq_len
-        rows = [window.ids + [eos] * (width + 1 - len(window.ids)) for window in windows]
-        ids, targets = next_token_rows(rows)
-        real = torch.arange(width)[None, :] < torch.tensor([len(window.ids) - 1 for window in windows])[:, None]
-        labels = [[window.story.labels[name] for name in LABELS] for window in windows]
-        return Batch(
-            ids,
-            targets.masked_fill(~real, IGNORED),
-            n_bytes=sum(window.n_bytes for window in windows),
-            mask=None if real.all() else real,
-            control=torch.tensor(labels, dtype=torch.float32) if self.labelled else None,
-        )
-
-    def _tokens(self, story: str) -> list[int]:
-        """A story's tokens; its end marker is the tokenizer's own, and stands for one byte."""
-        return [*self.tokenizer.encode(story.removesuffix(END)), self.tokenizer.eos_id]
+    def _tokens(self, stories: Iterable[Story]) -> Tokens:
+        """A story's end marker is the tokenizer's own, and stands for one byte."""
+        return in_memory((Piece(self._text(story).removesuffix(END)) for story in stories), self.tokenizer)
 
     @cached_property
     def _valid(self) -> list[list[Story]]:
         stories = (generate(_HELD_OUT_SEED, "valid", index) for index in range(self.valid_rows))
         return [[story] for story in sorted(stories, key=lambda story: len(story.text))]
 
-    def _valid_batches(self, start: int, shard: Shard) -> Iterator[Batch]:
-        if not self.cut:
-            return super()._valid_batches(start, shard)
-        windows = list(self._windows((story for (story,) in self._valid), packed=False))
-        return held_out_batches(
-            len(windows), self.batch_size, start, shard, lambda rows: self._cut_batch([windows[row] for row in rows])
-        )
+    def _stories(self, number: int) -> Iterator[tuple[Story, int]]:
+        """The endless stories of training row `number`, and each one's number of tokens."""
+        for index in count(number * _STORIES_A_ROW):
+            story = generate(self.seed, "train", index)
+            yield story, len(self.tokenizer.encode(self._text(story).removesuffix(END))) + 1
+
+    def _training(self, rows: np.ndarray) -> list[list[Story]]:
+        return [self._row(number) for number in rows.tolist()]
+
+    def _row(self, number: int) -> list[Story]:
+        """As many whole stories as fit into seq_len tokens, and at least one; just one if it is labelled."""
+        row, left = list[Story](), self.seq_len
+        for story, size in self._stories(number):
+            if row and (self.labelled or size > left):
+                break
+            row.append(story)
+            left -= size
+        return row
 
     def _batch(self, group: Sequence[Sequence[Story]], chosen: Sequence[int]) -> Batch:
         """Padded on the right to a multiple of 64 that fits the longest row of the global batch."""
-        eos = self.tokenizer.eos_id
-        tokens = [[token for story in row for token in self._tokens(story.text)] for row in group]
-        width = -(-max(map(len, tokens)) // _PAD_MULTIPLE) * _PAD_MULTIPLE
-        tokens, stories = [tokens[row] for row in chosen], [story for row in chosen for story in group[row]]
-        inputs = [[eos, *ids[:-1]] + [eos] * (width - len(ids)) for ids in tokens]
-        targets = [ids + [IGNORED] * (width - len(ids)) for ids in tokens]
-        labels = [[story.labels[name] for name in LABELS] for story in stories]
-        return Batch(
-            torch.tensor(inputs, dtype=torch.int64),
-            torch.tensor(targets, dtype=torch.int64),
-            n_bytes=sum(len(story.text) for story in stories),
-            mask=torch.arange(width)[None, :] < torch.tensor([len(ids) for ids in tokens])[:, None],
-            control=torch.tensor(labels, dtype=torch.float32) if self.labelled else None,
-            floor_bits=sum(story.bits for story in stories),
-        )
+        tokens, places = self._tokens(story for row in group for story in row), np.array(chosen)
+        ends = tokens.ends[np.cumsum([0, *map(len, group)])]
+        width = -(-int(np.diff(ends).max()) // _PAD_MULTIPLE) * _PAD_MULTIPLE
+        labels = _labels([group[row][0] for row in chosen]) if self.labelled else None
+        batch = tokens.batch(ends[places], width, stop=ends[places + 1] + 1, labels=labels)
+        return batch._replace(floor_bits=sum(story.bits for row in chosen for story in group[row]))
+
+    # ---------------------------------------------------------------------- cut
+
+    def _train_batch(self, step: int, rows: np.ndarray) -> Batch:
+        """Cut stories come in blocks of about _BLOCK_TOKENS a row, each a function of its number alone."""
+        if not self.cut:
+            return super()._train_batch(step, rows)
+        n_windows = max(1, _BLOCK_TOKENS // self.seq_len)
+        block, place = divmod(step, n_windows)
+        if self._blocks.get(shard := tuple(rows), (-1,))[0] != block:
+            streams = [self._stream(block * self.batch_size + row, n_windows) for row in rows.tolist()]
+            self._blocks[shard] = block, self._windows(streams, packed=not self.labelled)
+        windows = self._blocks[shard][1]
+        return self._window_batch(windows, np.searchsorted(windows.first, windows.begins) + place)
+
+    def _stream(self, number: int, n_windows: int) -> list[Story]:
+        """Stories of so many windows, or more."""
+        stream, length, left = list[Story](), self.seq_len, n_windows * self.seq_len
+        for story, size in self._stories(number):
+            stream.append(story)
+            left -= -(-size // length) * length if self.labelled else size
+            if left <= 0:
+                break
+        return stream
+
+    def _windows(self, streams: Sequence[Sequence[Story]], packed: bool) -> Windows:
+        """The windows of seq_len targets of each stream; unless they are packed, each story's last is shorter."""
+        stories = [story for stream in streams for story in stream]
+        tokens, documents = self._tokens(stories), np.cumsum([0, *map(len, streams)])
+        ends = tokens.ends[documents] if packed else tokens.ends
+        counts = -(-np.diff(ends) // self.seq_len)
+        part = np.repeat(np.arange(len(counts)), counts)
+        first = ends[part] + self.seq_len * (np.arange(len(part)) - (np.cumsum(counts) - counts)[part])
+        return Windows(tokens, tokens.ends[documents[:-1]], first, ends[part + 1] + 1, _labels(stories)[part])
+
+    def _window_batch(self, windows: Windows, chosen: np.ndarray) -> Batch:
+        labels = windows.labels[chosen] if self.labelled else None
+        return windows.tokens.batch(windows.first[chosen], self.seq_len, stop=windows.stop[chosen], labels=labels)
+
+    @cached_property
+    def _valid_windows(self) -> Windows:
+        return self._windows(self._valid, packed=False)
+
+    def _n_valid(self) -> int:
+        return len(self._valid_windows.first) if self.cut else super()._n_valid()
+
+    def _valid_batch(self, rows: np.ndarray) -> Batch:
+        return self._window_batch(self._valid_windows, rows) if self.cut else super()._valid_batch(rows)
+
+
+def _labels(stories: Sequence[Story]) -> np.ndarray:
+    return np.array([[story.labels[name] for name in LABELS] for story in stories], np.float32)
 
 
 def first_sentence(story: str) -> str:

@@ -144,12 +144,10 @@ def _embed(options: Namespace) -> tuple[Tensor, Tensor | None, dict[str, str]]:
 def _corpus(options: Namespace) -> Corpus:
     """Text to count in, of which the held-out part stays unseen."""
     from glissando.data.corpora import CORPORA, TextOptions, build_corpus
-    from glissando.data.textfile import check_text, open_file
+    from glissando.data.textfile import open_files
 
     if options.text is not None:
-        if not Path(options.text).expanduser().is_file():
-            raise ConfigError(f"cannot read --text {options.text}: there is no such file")
-        check_text(open_file(options.text, "--text"))
+        open_files(options.text, "--text")
         return build_corpus(TextOptions(path=options.text))
     CORPORA.require(options.corpus)
     files = [name for name, cls in CORPORA.options.items() if any(field.name == "path" for field in fields(cls))]

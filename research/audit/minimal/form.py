@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from glissando.data.base import IGNORED
-from glissando.data.pairs import read_pairs, shift
+from glissando.data.pairs import Pair, read_pairs, shift
 from glissando.model import LanguageModel
 from research.audit.claim import Finding, Plan
 from research.audit.minimal.training import encode, pairs_of, rows_of
@@ -117,9 +117,15 @@ STATED_PAIRS = (450, 75)
 PAIRS = tuple(Path(__file__).parents[2] / "published" / "pairs" / name for name in ("train.b64", "valid.b64"))
 
 
+def _lines_and_pairs() -> list[tuple[int, list[Pair]]]:
+    """The lines with something in them of each sample file, and its pairs."""
+    files = map(read_pairs, PAIRS)
+    return [(len(pairs) + problems.count, list(pairs.values())) for pairs, problems in files]
+
+
 def pairs_as_published(plan: Plan) -> Finding:
     """The lines of the sample files."""
-    lines = [read_pairs(path).lines for path in PAIRS]
+    lines = [count for count, _ in _lines_and_pairs()]
     said = f"{lines[0]} lines to train on and {lines[1]} to validate"
     checks = {
         f"about {stated} {what} (a fifth more or less)": abs(count - stated) <= stated / 5
@@ -130,16 +136,17 @@ def pairs_as_published(plan: Plan) -> Finding:
 
 def pairs_corrected(plan: Plan) -> Finding:
     """The lines that are pairs, and those whose output is their input with every character moved by one."""
-    found = [read_pairs(path) for path in PAIRS]
-    pairs = [len(file.pairs) for file in found]
-    true = [sum(shift(pair.input) == pair.output for pair in file.pairs) for file in found]
+    lines = [count for count, _ in _lines_and_pairs()]
+    read = [pairs for _, pairs in _lines_and_pairs()]
+    pairs = [len(each) for each in read]
+    true = [sum(shift(pair.input) == pair.output for pair in each) for each in read]
     said = (
-        f"{pairs[0]} of {found[0].lines} and {pairs[1]} of {found[1].lines} lines are pairs at all, {true[0]} and "
+        f"{pairs[0]} of {lines[0]} and {pairs[1]} of {lines[1]} lines are pairs at all, {true[0]} and "
         f"{true[1]} follow the rule that the good ones show"
     )
     checks = {
-        "every line is a pair": pairs == [file.lines for file in found],
+        "every line is a pair": pairs == lines,
         "every pair follows the rule": pairs == true,
     }
-    figures = {"lines": [file.lines for file in found], "pairs": pairs, "rule": true}
+    figures = {"lines": lines, "pairs": pairs, "rule": true}
     return Finding(said, figures, checks)

@@ -61,7 +61,7 @@ SHAPES = {"2,648": Shape(4, 2, 2, 8), "4,576": Shape(6, 2, 8, 12), "12,896": Sha
 
 def pairs_of(plan: Plan, count: int, rule: str = "shift", seed: int = 0) -> list[Pair]:
     """A fixed set of different pairs."""
-    return FixedPairs(rule=rule, train_pairs=count, valid_rows=1, seed=seed).train_set
+    return FixedPairs(rule=rule, train_pairs=count, valid_rows=1, seed=seed).fixed
 
 
 def unseen(count: int = HELD_OUT) -> list[Pair]:
@@ -161,7 +161,7 @@ def in_epochs(pairs: list[Pair], rows: int, seed: int) -> Source:
 def endless(rows: int, seed: int) -> Source:
     """Pairs that are never the same twice."""
     corpus = ShiftCorpus(valid_rows=1, seed=seed)
-    return lambda step: corpus.training_pairs(np.arange(step * rows, (step + 1) * rows))
+    return lambda step: corpus._training(np.arange(step * rows, (step + 1) * rows))
 
 
 def _published(seed: int, **options: Any) -> PublishedMinimal:
