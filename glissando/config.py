@@ -37,10 +37,6 @@ def recorded(*, default: Any = dataclasses.MISSING, default_factory: Any = datac
     return dataclasses.field(default=default, default_factory=default_factory, metadata={"recorded": True})
 
 
-def is_recorded(field: dataclasses.Field) -> bool:
-    return "recorded" in field.metadata
-
-
 @dataclass_transform(kw_only_default=True, field_specifiers=(dataclasses.field, starting, recorded))
 def options(cls: type[T]) -> type[T]:
     """Make `cls` a dataclass whose values are checked when it is built: ConfigError for those that do not fit, and for
@@ -103,11 +99,9 @@ class Registry(Generic[T]):
             raise ConfigError(f"the options of {self.what} {name!r} must be a dataclass, got {options!r}")
         if "kind" in options.__dataclass_fields__:
             raise ConfigError(f"the options of {self.what} {name!r} cannot have a field `kind`: it is the name")
-        known = self._classes.get(name)
-        if known is not None and _qualified(known) != _qualified(target):
-            raise ConfigError(
-                f"{self.what} {name!r} is registered already, as {_qualified(known)}; choose another name"
-            )
+        before = _qualified(self._classes.get(name, target))
+        if before != _qualified(target):
+            raise ConfigError(f"{self.what} {name!r} is registered already, as {before}; choose another name")
         if other := next((n for n, cls in self.options.items() if cls is options and n != name), None):
             raise ConfigError(
                 f"{self.what} {name!r} has the options of {self.what} {other!r}, and could not be known from it when "
@@ -122,9 +116,6 @@ class Registry(Generic[T]):
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._classes)
-
-    def __len__(self) -> int:
-        return len(self._classes)
 
     def __getitem__(self, name: str) -> type[T]:
         """The class. Raises UnknownNameError for a name that is not registered."""
@@ -162,9 +153,8 @@ class Registry(Generic[T]):
 
     def kind_of(self, options: Any) -> str:
         """The name under which the class of these options is registered. Raises ConfigError for other options."""
-        for name, cls in self.options.items():
-            if type(options) is cls:
-                return name
+        if kind := next((name for name, cls in self.options.items() if type(options) is cls), None):
+            return kind
         raise ConfigError(f"expected the options of a registered {self.what}, got {options!r}")
 
     def kept(self, *kinds: Any) -> frozenset[str]:
@@ -362,11 +352,6 @@ def _parts(hint: Any) -> Iterator[Any]:
             yield from _parts(part)
 
 
-def _names(hint: Any, value: Any) -> list[str]:
-    cls = section_class(hint, value)
-    return [] if cls is None else [f.name for f in dataclasses.fields(cls)]
-
-
 @cache
 def hints_of(cls: Any) -> dict[str, Any]:
     """The types of a dataclass's fields; none for None."""
@@ -438,8 +423,8 @@ def _by_option(hints: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str,
 
 def _over_members(registry: Registry, hint: Any, members: list[Any], new: Mapping[str, Any]) -> list[Any]:
     """Each option goes to those members of a list whose kind has it; to all, and is refused there, where none has."""
-    has = [_names(hint, registry.named(member) if isinstance(member, str) else member) for member in members]
-    known = {name for names in has for name in names}
+    has = [hints_of(section_class(hint, registry.named(each) if isinstance(each, str) else each)) for each in members]
+    known = set().union(*has)
     first = {name: str(name).partition(".")[0] for name in new}
     return [
         _merged(hint, member, {k: v for k, v in new.items() if first[k] in names or first[k] not in known})

@@ -10,7 +10,7 @@ from benchmarks.__main__ import main
 from benchmarks.cards import CARDS
 from glissando.flops import training_flops
 from glissando.model import LanguageModel
-from glissando.presets import preset_parameters
+from glissando.presets import preset_note
 
 
 def test_every_part_runs_and_is_a_table(tmp_path, capsys, monkeypatch):
@@ -94,7 +94,7 @@ def test_the_plain_gpt_is_of_the_size_of_the_presets_and_counted_alike():
         plain = gpu.plain_gpt(bench)
         actual = LanguageModel.from_preset("transformer-124m")
     count = sum(p.numel() for p in plain.parameters())
-    sizes = [preset_parameters(name) for name in gpu.MODELS]
+    sizes = [preset_note(name, "parameters") for name in gpu.MODELS]
     assert max(count, *sizes) <= 1.02 * min(count, *sizes)
     assert plain.training_flops(1024) == pytest.approx(training_flops(actual, 1024), rel=0.02)
     assert all(100 < card.bandwidth < 10_000 and 50 < card.tflops < 3000 for card in CARDS.values())

@@ -30,7 +30,7 @@ from glissando.data.corpora import build_corpus
 from glissando.errors import ConfigError, RunError, TrainingError
 from glissando.mixers.tau import laplacian as graphs
 from glissando.model import LanguageModel
-from glissando.presets import load_preset, preset_about
+from glissando.presets import load_preset, preset_note
 from glissando.runs import Run
 from glissando.stages import train_stages
 from glissando.training.config import RunConfig
@@ -251,7 +251,7 @@ def test_presets_say_how_large_they_are_and_train_as_published(name):
     preset = load_preset(name)
     with torch.device("meta"):
         count = LanguageModel.from_preset(name).num_parameters()
-    assert f"{count:,} parameters" in preset_about(name)
+    assert f"{count:,} parameters" in preset_note(name, "about")
     config = from_dict(RunConfig, {**preset, "training": {**preset["training"], "steps": 5000}})
     config.check(processes=1)
     assert config.data.batch_size * config.data.seq_len * 5000 == 655_360_000

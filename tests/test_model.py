@@ -17,7 +17,7 @@ from glissando.mixers.attention import Attention, AttentionConfig
 from glissando.mixers.liquid import LiquidConfig
 from glissando.mixers.tau import TauConfig
 from glissando.model import LanguageModel, ModelConfig
-from glissando.presets import preset_about, preset_names, preset_parameters
+from glissando.presets import preset_names, preset_note
 from glissando.series import SeriesConfig, SeriesModel
 from glissando.state import state_bytes
 
@@ -33,10 +33,10 @@ PUBLISHED = {
 
 @pytest.mark.parametrize("name", preset_names())
 def test_presets_build_and_say_what_they_are(name: str):
-    assert preset_about(name).endswith(".")
+    assert preset_note(name, "about").endswith(".")
     with torch.device("meta"):
         count = LanguageModel.from_preset(name).num_parameters()
-    assert count == preset_parameters(name) == PUBLISHED.get(name, count)
+    assert count == preset_note(name, "parameters") == PUBLISHED.get(name, count)
     if name.endswith("-nano"):
         assert 0.9e6 < count < 1.1e6
 

@@ -11,7 +11,7 @@ from slow import slow_where
 from glissando.cli import main
 from glissando.data.base import IGNORED
 from glissando.data.corpora import StoriesOptions, build_corpus
-from glissando.presets import preset_names, preset_text
+from glissando.presets import preset_names, preset_note
 
 #: rows and parts of a step, fewer than published, which takes minutes on a processor: the model is as published
 FEWER_ROWS = {"tauformer": (2, 2), "tauformer-100m": (1, 1), "liquid-ssm": (1, 1)}
@@ -29,7 +29,7 @@ SLOW = (
 def test_every_preset_trains_evaluates_and_generates(name, tmp_path, capsys):
     run = str(tmp_path / "run")
     given = [] if name == "minimal-transformer" else ["--data.valid_rows", "2"]
-    if preset_text(name) is not None:
+    if preset_note(name, "text") is not None:
         given += ["--data.kind", "stories"]
     rows, parts = FEWER_ROWS.get(name, (4, 1))
     given += ["--data.batch_size", str(rows), "--training.accumulate", str(parts)]

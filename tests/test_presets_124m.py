@@ -8,14 +8,14 @@ import pytest
 import yaml
 
 from glissando.cli import main
-from glissando.presets import load_preset, preset_names, preset_parameters
+from glissando.presets import load_preset, preset_names, preset_note
 from glissando.runs import Run
 
 RECIPES = [name for name in preset_names() if name.endswith("-124m")]
 
 
 def test_the_recipes_are_of_one_size_and_differ_in_the_model_alone():
-    counts = {name: preset_parameters(name) for name in RECIPES}
+    counts = {name: preset_note(name, "parameters") for name in RECIPES}
     assert len(counts) == 6
     assert max(counts.values()) <= 1.02 * min(counts.values()), counts
     first, *others = [{key: load_preset(name)[key] for key in ("data", "training")} for name in RECIPES]
@@ -61,4 +61,4 @@ def test_a_recipe_trains_for_two_steps_on_generated_ids(name, tmp_path, capsys):
     arguments += " --training.steps 2 --training.accumulate 1 --training.compile false --training.accelerator cpu"
     assert main(["train", "--config", str(config), *arguments.split(), "--out", str(run)]) == 0, capsys.readouterr()
     assert Run.open(run).read_config()["model"]["vocab_size"] == 50304
-    assert sum(value.numel() for value in Run.open(run).read_state_dict().values()) >= preset_parameters(name)
+    assert sum(value.numel() for value in Run.open(run).read_state_dict().values()) >= preset_note(name, "parameters")

@@ -15,7 +15,7 @@ import yaml
 
 from glissando.cli import main
 from glissando.config import flat
-from glissando.presets import preset_sampling
+from glissando.presets import preset_note
 
 
 class Publication(NamedTuple):
@@ -196,7 +196,8 @@ def test_the_whole_configuration_is_the_publications(name, capsys):
     says = {option: value for option, (value, _) in publication.says.items()}
     assert printed.pop("preset") == name
     assert printed == COMMON | publication.open | says
-    assert preset_sampling(name) == {option: value for option, (value, _) in (publication.sampling or {}).items()}
+    sampling = {option: value for option, (value, _) in (publication.sampling or {}).items()}
+    assert (preset_note(name, "sampling") or {}) == sampling
 
 
 @pytest.mark.sources

@@ -32,9 +32,6 @@ COMMANDS = {
     "corpora": "list the corpora, or show samples of one",
 }
 
-#: commands whose product is no text on stdout
-_MAKERS = ("train", "series", "events", "serve", "export", "grow", "compare", "steer")
-
 #: commands whose first answer is waited for: looking for cycles among what they import takes a tenth of the start
 _STARTS_SOON = ("generate", "serve")
 
@@ -118,8 +115,7 @@ def _run(command: str, arguments: list[str]) -> int:
         # The reader (head, less) has had enough; Python must not complain when it flushes at exit.
         for stream in (sys.stdout, sys.stderr):
             os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
-        # As shells have it for a program that SIGPIPE ends: what was to be made may not be there.
-        return 141 if command in _MAKERS else 0
+        return 141  # as shells have it for a program that SIGPIPE ends
     except OSError as error:
         places = " -> ".join(repr(str(path)) for path in (error.filename, error.filename2) if path is not None)
         print(f"glissando {command}: {error.strerror or error}{places and f': {places}'}", file=sys.stderr)

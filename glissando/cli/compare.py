@@ -23,7 +23,6 @@ from glissando.cli.options import (
 from glissando.errors import ConfigError
 
 if TYPE_CHECKING:
-    from glissando.compare.cluster import Cluster
     from glissando.compare.plan import Comparison
 
 EXAMPLE = (
@@ -43,11 +42,16 @@ def main(arguments: Sequence[str]) -> None:
         trainings = f"{options.seeds} trainings" if options.seeds > 1 else "a training"
         begins = f"comparing {len(options.models)} models, {trainings} of each, --budget {options.budget}"
         print(f"{begins}; the report will be {options.out}/report.html", file=sys.stderr, flush=True)
-    comparison, cluster = _comparison(options), _cluster(options)
+    comparison, cluster = _comparison(options), None
     from glissando.allocator import prepare_to_train
     from glissando.compare.run import compare
     from glissando.threads import threads_of
 
+    if options.on is not None:  # trainings run side by side
+        from glissando.compare.cluster import Cluster, require_ray
+
+        require_ray()
+        cluster = Cluster(options.cpus, options.gpus)
     prepare_to_train()
     before = next((threads_of(file.parent) for file in sorted(comparison.directory.rglob("environment.json"))), None)
     choose_threads(options, *_USUAL, before=before)  # what was interrupted goes on with as many
@@ -82,16 +86,6 @@ def _comparison(options: Options) -> Comparison:
         allow_unequal=options.allow_unequal,
         **{name: options.sections.get(name, {}) for name in ("model", "data", "training")},
     )
-
-
-def _cluster(options: Options) -> Cluster | None:
-    """Where trainings run side by side; None: in this process."""
-    if options.on is None:
-        return None
-    from glissando.compare.cluster import Cluster, require_ray
-
-    require_ray()
-    return Cluster(options.cpus, options.gpus)
 
 
 def _parser() -> Parser:

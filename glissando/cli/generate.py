@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import argparse
-import contextlib
 import itertools
 import random
 import signal
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -61,11 +60,12 @@ def _named_values(text: str) -> dict[str, float]:
 
 def _complete_sampling(o: Options) -> None:
     """Fill in what no option sets: from the publication of the run's preset, which is printed, or the same for all."""
-    from glissando.presets import preset_sampling
+    from glissando.presets import preset_note
     from glissando.runs import Run
 
     preset = Run.open(o.run).read_config().get("preset")
-    published = {name: value for name, value in preset_sampling(preset).items() if getattr(o, name) is None}
+    sampling = preset_note(preset, "sampling") or {}
+    published = {name: value for name, value in sampling.items() if getattr(o, name) is None}
     if published:
         values = ", ".join(f"{name} {value:g}" for name, value in published.items())
         print(f"as published with {preset}: {values}", file=sys.stderr)
@@ -156,7 +156,10 @@ def _write_one(
 
     if o.load_state is not None:
         keywords["state"] = load_state(model, o.load_state)
-    with _interruptible(o.save_state is not None) as stopped:
+    stopped: list[int] = []
+    if o.save_state is not None:  # Ctrl-C ends the text after the piece in progress, and the state is saved
+        before = signal.signal(signal.SIGINT, lambda number, _: stopped.append(number))
+    try:
         pieces = stream(model, o.prompt[0], resumable=o.save_state is not None, **keywords)
         first = next(pieces, "")  # a mistake in the options shows here, and nothing has been printed
         print(seed_line, end="", file=sys.stderr, flush=True)
@@ -165,21 +168,12 @@ def _write_one(
             print(shown(piece), end="", flush=True)
             if stopped:
                 break
+    finally:
+        if o.save_state is not None:
+            signal.signal(signal.SIGINT, before)
     print(flush=True)
     if o.save_state is not None:
         save_state(model, pieces.state, o.save_state, overwrite=True)
         print(f"state: {o.save_state}", file=sys.stderr)
     if stopped:
         raise KeyboardInterrupt
-
-
-@contextlib.contextmanager
-def _interruptible(save: bool) -> Iterator[list[int]]:
-    """Where a state is to be saved, Ctrl-C ends the text after the piece in progress: the list is not empty then."""
-    stopped: list[int] = []
-    before = signal.signal(signal.SIGINT, lambda number, _: stopped.append(number)) if save else None
-    try:
-        yield stopped
-    finally:
-        if save:
-            signal.signal(signal.SIGINT, before)

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator
 from itertools import chain, groupby
 from typing import Any, NamedTuple
 
-from glissando.config import hints_of, is_recorded, registry_of, section_class
+from glissando.config import hints_of, registry_of, section_class
 from glissando.errors import unknown_name
 
 #: where an option's text begins
@@ -96,7 +96,7 @@ def is_section(hint: Any) -> bool:
 
 def listed(cls: Any) -> list[dataclasses.Field]:
     """The fields of a dataclass that are options of the command line: not those that growth or training records."""
-    return [] if cls is None else [field for field in dataclasses.fields(cls) if not is_recorded(field)]
+    return [] if cls is None else [field for field in dataclasses.fields(cls) if "recorded" not in field.metadata]
 
 
 class Option(NamedTuple):

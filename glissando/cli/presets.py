@@ -5,9 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from glissando.cli.options import Parser, parse
-from glissando.presets import RECOMMENDED, load_preset, preset_about, preset_names, preset_parameters
-
-_LARGE = ("-100m", "-124m")
+from glissando.presets import RECOMMENDED, load_preset, preset_names, preset_note
 
 
 def main(arguments: Sequence[str]) -> None:
@@ -18,25 +16,24 @@ def main(arguments: Sequence[str]) -> None:
     if name is not None:
         import yaml
 
-        print(f"# {preset_about(name)}\n{yaml.safe_dump(load_preset(name), sort_keys=False)}", end="")
+        options, about = load_preset(name), preset_note(name, "about")
+        print(f"# {about}\n{yaml.safe_dump(options, sort_keys=False)}", end="")
         return
     from glissando.pretrained import names as trained
 
     print(f"already trained, and part of the package: {', '.join(trained())}; see `glissando models`")
-    small = [name for name in preset_names() if name.endswith("-nano")]
-    large = [name for name in preset_names() if name.endswith(_LARGE)]
-    others = [name for name in preset_names() if name not in (*small, *large)]
-    _print_group("text, about 1M parameters: minutes on a laptop", [RECOMMENDED, *sorted({*small} - {RECOMMENDED})])
-    _print_group("text, as published, with their baselines", others)
-    _print_group("text, 100M parameters and more: for a GPU", large)
-    for folder in ("series", "events"):
-        print(f"\n{folder}: for `glissando {folder} train`")
-        for name in preset_names(folder):
-            print(f"  {name:41}   {preset_about(name, folder)}")
-
-
-def _print_group(title: str, names: Sequence[str]) -> None:
-    print(f"\n{title}")
-    for name in names:
-        start = "start here: " if name == RECOMMENDED else ""
-        print(f"  {name:28}{preset_parameters(name):>13,}   {start}{preset_about(name)}")
+    small = sorted(name for name in preset_names() if name.endswith("-nano") and name != RECOMMENDED)
+    large = [name for name in preset_names() if name.endswith(("-100m", "-124m"))]
+    others = [name for name in preset_names() if name not in (RECOMMENDED, *small, *large)]
+    groups = {
+        "text, about 1M parameters: minutes on a laptop": ([RECOMMENDED, *small], ""),
+        "text, as published, with their baselines": (others, ""),
+        "text, 100M parameters and more: for a GPU": (large, ""),
+        **{f"{each}: for `glissando {each} train`": (preset_names(each), each) for each in ("series", "events")},
+    }
+    for title, (names, folder) in groups.items():
+        print(f"\n{title}")
+        for name in names:
+            start = "start here: " if name == RECOMMENDED else ""
+            count = "" if folder else f"{preset_note(name, 'parameters'):,}"
+            print(f"  {name:28}{count:>13}   {start}{preset_note(name, 'about', folder)}")

@@ -46,8 +46,11 @@ def main(arguments: Sequence[str]) -> None:
     for _ in _measure(options, report):
         # After every part, so that one which fails or is ended loses no other.
         _write(out, report)
-    for picture in _draw(out, report):
-        print(f"picture: {picture}", file=sys.stderr)
+    from glissando.evaluation.figures import plot_dial
+
+    for swept, ending in ((report.sweeps, ""), (report.words, "-words")):
+        for result in swept:
+            print(f"picture: {plot_dial(result, out / f'{result.name}{ending}.png')}", file=sys.stderr)
 
 
 def steer_parser(usage: str = "glissando steer RUN --out DIR [options]") -> Parser:
@@ -157,8 +160,8 @@ def trial_of(options: Options, model: LanguageModel) -> Trial:
     data = from_dict(CORPORA.section(), run.read_config().get("data", {}), "data")
     require_texts(data, run, fix="the file to the training of another run, with --{option} FILE")
     chosen = {k: getattr(options, k) for k in ("prompts", "cost_rows", "max_tokens", "temperature", "seed")}
-    is_number = options.prompts.isdigit()
-    chosen["prompts"] = int(options.prompts) if is_number else read_lines(options.prompts, "--prompts")
+    number = options.prompts
+    chosen["prompts"] = int(number) if number.isdigit() else read_lines(number, "--prompts")
     return trial(build_corpus(data, model.tokenizer), **chosen)
 
 
@@ -215,12 +218,3 @@ def without_nan(value: Any) -> Any:
     if isinstance(value, list):
         return [without_nan(item) for item in value]
     return None if isinstance(value, float) and math.isnan(value) else value
-
-
-def _draw(out: Path, report: Report) -> list[Path]:
-    from glissando.evaluation.figures import plot_dial
-
-    return [
-        *(plot_dial(result, out / f"{result.name}.png") for result in report.sweeps),
-        *(plot_dial(result, out / f"{result.name}-words.png") for result in report.words),
-    ]

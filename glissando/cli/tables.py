@@ -9,15 +9,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from glissando.cli.options import (
-    Options,
-    Parser,
-    at_least,
-    choose_threads,
-    numbers,
-    require_out,
-    whole,
-)
+from glissando.cli.options import Options, Parser, at_least, choose_threads, numbers, require_out, whole
 from glissando.cli.serve import port, size
 from glissando.cli.train import resume_run
 from glissando.config import hints_of, merge
@@ -30,7 +22,6 @@ USUAL = (1024, 64)
 #: the options of training, and of serving
 TRAINING = ("preset", "config", "out", "resume", "threads", "import")
 SERVING = ("host", "port", "memory", "threads", "import")
-
 
 #: action -> what it does, and its plain options; the dotted ones are for training
 Actions = Mapping[str, tuple[Callable[[Options], None], tuple[str, ...]]]

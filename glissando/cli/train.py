@@ -6,14 +6,7 @@ import sys
 from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from glissando.cli.options import (
-    Options,
-    Parser,
-    choose_threads,
-    parse,
-    require_out,
-    require_own_held_out,
-)
+from glissando.cli.options import Options, Parser, choose_threads, parse, require_out, require_own_held_out
 from glissando.config import flat, from_dict, hints_of, merge, to_dict, unregistered
 from glissando.errors import ConfigError
 from glissando.presets import RECOMMENDED, load_preset

@@ -28,24 +28,16 @@ def load_preset(name: str, folder: str = "") -> dict[str, Any]:
     return {part: values for part, values in _read(name, folder).items() if part not in said}
 
 
-def preset_about(name: str, folder: str = "") -> str:
-    """What the preset is, in a line."""
-    return _read(name, folder)["about"]
+def preset_note(name: str | None, key: str, folder: str = "") -> Any:
+    """What a preset's file says of it beside its options; None for what it does not say, or another name.
 
-
-def preset_text(name: str | None) -> str | None:
-    """The text that a preset was published with, in words, if it trains on a file of the user's."""
-    return _read(name).get("text") if name in preset_names() else None
-
-
-def preset_sampling(name: str | None) -> dict[str, Any]:
-    """How the preset's publication draws text, as keywords of `glissando.generate`; nothing where it does not say."""
-    return _read(name).get("sampling", {}) if name in preset_names() else {}
-
-
-def preset_parameters(name: str) -> int:
-    """How many parameters the preset's model has, as its file records it: no model is built for it."""
-    return _read(name)["parameters"]
+    Args:
+        name: The preset.
+        key: `about`, a line; `parameters`, how many its model has; `text`, what it was published with, if that is a
+            file of the user's; `sampling`, how its publication draws, as keywords of `glissando.generate`.
+        folder: As of `preset_names`.
+    """
+    return _read(name, folder).get(key) if name in preset_names(folder) else None
 
 
 def _read(name: str, folder: str = "") -> dict[str, Any]:

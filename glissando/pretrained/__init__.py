@@ -61,10 +61,13 @@ def how_to_open(path: Path, kind: str | None) -> str:
 
 def require_text(path: str | Path, data: Mapping[str, Any]) -> None:
     """Raises DataError where `path` stands for a packaged model whose text, which `data` names, is not here."""
-    name = packaged_name(path)
-    missing = [data[option] for option in _TEXTS if data.get(option) and not Path(data[option]).expanduser().exists()]
-    text = _text_of(name) if name else {}
-    if missing and missing[0] in text.values():
+    if (name := packaged_name(path)) is None:
+        return
+    import yaml
+
+    text = yaml.safe_load((ROOT / name / _CONFIG).read_text(encoding="utf-8"))["data"]
+    named = [option for option in _TEXTS if data.get(option) and data[option] == text.get(option)]
+    if any(not Path(data[option]).expanduser().exists() for option in named):
         raise DataError(
             f"{name} was trained on {text['path']}, which is not part of the package. Give your own text: `glissando "
             f"evaluate {name} --file FILE`, or `glissando train --from {name} --data.path FILE`"
@@ -79,14 +82,6 @@ def without_held_out(path: str | Path, data: Mapping[str, Any], named: Collectio
     if packaged_name(path) and held_out and "data.path" in named and not Path(held_out).exists():
         kept["valid_path"] = None
     return kept
-
-
-def _text_of(name: str) -> dict[str, str]:
-    """The files that a packaged model was trained on, by option."""
-    import yaml
-
-    data = yaml.safe_load((ROOT / name / _CONFIG).read_text(encoding="utf-8"))["data"]
-    return {option: data[option] for option in _TEXTS if data.get(option)}
 
 
 def card(name: str) -> tuple[dict[str, Any], str]:

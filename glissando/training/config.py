@@ -11,7 +11,7 @@ from glissando.config import Registry, options, to_dict
 from glissando.data.corpora import CORPORA, StoriesOptions
 from glissando.errors import ConfigError, DataError
 from glissando.model import ModelConfig
-from glissando.presets import load_preset, preset_text
+from glissando.presets import load_preset, preset_note
 from glissando.training.length import BUDGET_OPTIONS, Length, Positive
 from glissando.training.schedules import SCHEDULES, WarmupCosineOptions
 
@@ -172,7 +172,7 @@ class RunConfig:
 
     def require_text(self) -> None:
         """Raise DataError where the preset was published with a text, and no text is given."""
-        text = preset_text(self.preset)
+        text = preset_note(self.preset, "text")
         if text is None or getattr(self.data, "path", "") is not None:
             return
         if CORPORA.kind_of(self.data) == load_preset(str(self.preset))["data"]["kind"]:
