@@ -28,8 +28,7 @@ def main(arguments: Sequence[str]) -> None:
     parser = Parser("sums", "Train a model of numbers to add.", example)
     parser.add_argument("--out", "run directory to create")
     parser.add_argument("--resume", "run to continue", metavar="RUN")
-    sections = hints_of(SumsConfig)
-    parser.add_sections(("data", "model", "training"), lambda: sections)
+    parser.sections = {name: hints_of(SumsConfig)[name] for name in ("data", "model", "training")}
     options = parse(parser, arguments)
     if options.resume is not None:
         resume(options.resume, kind=SumsConfig)

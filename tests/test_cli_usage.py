@@ -52,7 +52,7 @@ def test_a_usage_error_ends_with_2(command, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     parser = parser_of(command, monkeypatch)
     plain = [a for a in parser._actions if a.option_strings and a.dest not in ("help", "imports")]
-    wrong = [["--nonsense", "3"], ["--nonsense=3"], *([name, "3"] for name in parser.section_names)]
+    wrong = [["--nonsense", "3"], ["--nonsense=3"], *([name, "3"] for name in parser.sections)]
     for action in plain:
         option = action.option_strings[0]
         if action.nargs is None:
@@ -62,7 +62,7 @@ def test_a_usage_error_ends_with_2(command, tmp_path, monkeypatch, capsys):
             wrong += [[option, "many"], [option, "1,x"]]
     if any(isinstance(a, argparse._StoreAction) and not a.option_strings and a.nargs is None for a in parser._actions):
         wrong.append([])
-    for name in parser.section_names:
+    for name in parser.sections:
         wrong += [[f"--{name}.nonsense", "3"], [f"--{name}", "["], [f"--{name}", "3"]]
     for arguments in wrong:
         values = arguments and [*LEAST[command], *arguments]

@@ -89,7 +89,7 @@ def _comparison(options: Options) -> Comparison:
 
 
 def _parser() -> Parser:
-    from glissando.cli.train import SECTIONS, run_sections
+    from glissando.cli.train import run_sections
 
     parser = Parser("compare", "Train several models under one budget and write a report.", EXAMPLE, _USAGE)
     add = parser.add_argument
@@ -114,5 +114,5 @@ def _parser() -> Parser:
     add("--gpus", gpus, number)
     add("--allow_unequal", "allow models of different size", action="store_true")
     parser.add_shared("threads", "import")
-    parser.add_sections(SECTIONS, run_sections)
+    parser.sections = run_sections()
     return parser

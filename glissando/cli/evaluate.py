@@ -46,7 +46,7 @@ def main(arguments: Sequence[str]) -> None:
     add("--diagnostics", "directory for tables and pictures of a liquid model, token by token", metavar="DIR")
     add("--prompt", "the text for --diagnostics; by default the beginning of the held-out text")
     parser.add_shared("weights", *COMPUTING)
-    parser.add_sections(("data",), lambda: {"data": CORPORA.section()})
+    parser.sections = {"data": CORPORA.section()}
     options = parse(parser, arguments)
     refuse_idle(options, {"prompt": "diagnostics"})
     _score(options)

@@ -36,7 +36,7 @@ def help_text(parser: Any, section: str | None, chosen: Any) -> str:
     forms: dict[Any, str] = {"?": "[{}]", "*": "[{} ...]", "+": "{0} [{0} ...]", None: "{}"}
     positional = [action for action in parser._actions if not action.option_strings]
     places = [forms[action.nargs].format(action.metavar) for action in positional]
-    is_short = section is None and bool(parser.section_names)
+    is_short = section is None and bool(parser.sections)
     common = parser.common if is_short else ()
     plain = [a for a in parser._actions if a.option_strings and (not common or a.option_strings[0] in common)]
     entries = [plain_entry(action) for action in plain]
@@ -53,7 +53,7 @@ def help_text(parser: Any, section: str | None, chosen: Any) -> str:
     ]
     if is_short:
         preset = "; with --preset NAME, the defaults are the preset's" if parser.preset is not None else ""
-        sections = ", ".join(parser.section_names)
+        sections = ", ".join(parser.sections)
         part = next((option.places[1] for option in options if option.kinds), "")
         parts.append(
             f"--help all      every option{preset}\n"

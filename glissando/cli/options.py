@@ -9,8 +9,8 @@ import sys
 import typing
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from decimal import Decimal
-from functools import cached_property
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NoReturn
 
 from glissando.cli.help import help_text, listed, options_of
@@ -32,13 +32,13 @@ class Options(argparse.Namespace):
 class Parser(argparse.ArgumentParser):
     """argparse whose errors are ConfigErrors, and which also takes `--section.option VALUE` of configurations.
 
-    common         options that --help shows; without them, it shows all
-    section_names  sections of a configuration
-    preset         the configuration of a preset, whose values --help shows as defaults
+    common    options that --help shows; without them, it shows all
+    sections  by name, the types of a configuration's sections: dataclasses of options, or registries' sections
+    preset    the configuration of a preset, whose values --help shows as defaults
     """
 
     common: Sequence[str] = ()
-    section_names: Sequence[str] = ()
+    sections: Mapping[str, Any] = MappingProxyType({})
     preset: Callable[[str], Any] | None = None
 
     def __init__(self, command: str, about: str, example: str, usage: str | None = None) -> None:
@@ -46,16 +46,6 @@ class Parser(argparse.ArgumentParser):
             prog=f"glissando {command}", usage=usage, description=about, allow_abbrev=False, add_help=False
         )
         self.example = example
-
-    def add_sections(self, names: Sequence[str], types: Callable[[], Mapping[str, Any]]) -> None:
-        """Take `--NAME.option` of these sections; `types` returns their types, and may import them first."""
-        self.section_names, self._types = names, types
-
-    @cached_property
-    def sections(self) -> dict[str, Any]:
-        """The sections' types: dataclasses of options, or types of registries' sections."""
-        types = self._types() if self.section_names else {}
-        return {name: types[name] for name in self.section_names}
 
     def add_argument(  # type: ignore[override]
         self, name: str, help: str, type: Any = None, default: Any = None, **settings: Any
@@ -130,14 +120,14 @@ def _split(parser: Parser, arguments: Sequence[str]) -> tuple[list[str], dict[st
         argument = rest.pop(0)
         option, sign, value = argument.partition("=")
         if option in ("-h", "--help"):
-            is_section = parser.section_names and not sign and rest and not rest[0].startswith("-")
+            is_section = parser.sections and not sign and rest and not rest[0].startswith("-")
             plain.append(f"--help={rest.pop(0) if is_section else value}")
             continue
         if not option.startswith("--") or option == "--":
             plain.append(argument)
             continue
         name, action = option.removeprefix("--"), known.get(option)
-        if action is None and name.partition(".")[0] not in parser.section_names:
+        if action is None and name.partition(".")[0] not in parser.sections:
             raise _unknown_option(parser, option)
         if name in names and not isinstance(action, argparse._AppendAction | argparse._ExtendAction):
             raise ConfigError(f'{option} is given more than once; give it once (a list: \'["a", "b"]\')')

@@ -49,7 +49,7 @@ def table_parser(parser: Parser, action: str, preset: str, samples: str, types: 
     add("--port", "for serve: port, 8000 by default, or a free one where that is taken; 0: a free one", port)
     add("--memory", "for serve: of the states of all series", size, "256MiB", metavar="SIZE")
     parser.add_shared("threads", "import")
-    parser.add_sections(tuple(types), lambda: types)
+    parser.sections = types
     return parser
 
 

@@ -21,8 +21,6 @@ if TYPE_CHECKING:
 EXAMPLE = "glissando train --preset transformer-nano --data.tokenizer bpe --training.seconds 120 --out runs/first"
 #: what the README begins with, too
 OWN_TEXT = "glissando train --data.path book.txt --training.seconds 600 --out runs/book"
-#: sections of a run's configuration
-SECTIONS = ("model", "data", "training")
 #: the options that --help shows
 COMMON = (
     "--preset", "--out", "--from", "--resume", "--config", "--data.kind", "--data.path", "--data.tokenizer",
@@ -93,15 +91,15 @@ def _parser() -> Parser:
     add("--print_config", "print the values of all options and stop", action="store_true")
     parser.add_shared("threads", "import")
     parser.common, parser.preset = COMMON, _of_preset
-    parser.add_sections(SECTIONS, run_sections)
+    parser.sections = run_sections()
     return parser
 
 
 def run_sections() -> dict[str, Any]:
-    """The types of a run's sections."""
+    """The types of the sections of a run's configuration."""
     from glissando.training.config import RunConfig
 
-    return hints_of(RunConfig)
+    return {name: hints_of(RunConfig)[name] for name in ("model", "data", "training")}
 
 
 def _of_preset(name: str) -> RunConfig:
