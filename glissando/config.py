@@ -117,6 +117,9 @@ class Registry(Generic[T]):
     def __iter__(self) -> Iterator[str]:
         return iter(self._classes)
 
+    def __len__(self) -> int:
+        return len(self._classes)
+
     def __getitem__(self, name: str) -> type[T]:
         """The class. Raises UnknownNameError for a name that is not registered."""
         self.require(name)
