@@ -137,10 +137,13 @@ def test_closed_output_is_no_defect(monkeypatch):
     sys.stdout.close()
 
 
-@pytest.mark.parametrize("name", ["preset", "start_from"])
-def test_names_in_a_file_are_texts(name, tmp_path, capsys):
-    (tmp_path / "o.yaml").write_text(f"{name}: 5\n")
-    assert f"{name} must be a text, got 5" in fails(capsys, "train", "--config", tmp_path / "o.yaml", "--print_config")
+@pytest.mark.parametrize(
+    ("name", "error", "status"), [("preset", "unknown preset '5'", 2), ("start_from", "no run at 5", 1)]
+)
+def test_names_in_a_file_are_texts(name, error, status, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    Path("o.yaml").write_text(f"{name}: 5\n")
+    assert error in fails(capsys, "train", "--config", "o.yaml", "--print_config", status=status)
 
 
 def test_growing_from_damage_leaves_nothing(place, tmp_path, capsys):

@@ -116,11 +116,8 @@ def _config(options: Options) -> RunConfig:
     from glissando.training.config import RunConfig
 
     file = {} if options.config is None else dict(read_options(options.config, f"--config {options.config}"))
-    preset, start = (getattr(options, name) or file.get(name) for name in ("preset", "start_from"))
-    for name, value in (("preset", preset), ("start_from", start)):
-        if value is not None and not isinstance(value, str):
-            raise ConfigError(f"{name} must be a text, got {value!r}: name a {'preset' if name == 'preset' else 'run'}")
-    from_dict(RunConfig, {"imports": file.get("imports", [])})
+    names = from_dict(RunConfig, {name: file[name] for name in ("preset", "start_from", "imports") if name in file})
+    preset, start = options.preset or names.preset, options.start_from or names.start_from
     if file.get("imports") and (missing := unregistered(RunConfig, file)):
         raise ConfigError(
             f"--config {options.config} needs {', '.join(dict.fromkeys(missing))}, which nothing has registered yet; "
