@@ -95,6 +95,8 @@ def find_device(name: str) -> torch.device:
 
     Raises ConfigError, which names what is available, for a device that is not.
     """
+    if name == "cpu":  # looking for accelerators takes time where there are any
+        return torch.device(name)
     available = available_devices()
     if name == "auto":
         return torch.device(available[-1])
