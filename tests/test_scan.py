@@ -331,7 +331,7 @@ def test_backends_that_cannot_run():
     a, x, _ = problem("constant", torch.float32)
     with pytest.raises(UnknownNameError, match=r"'nunba'.* Did you mean 'numba'"):
         scan(a, x, backend="nunba")
-    with pytest.raises(ConfigError, match="runs on a CPU, and the tensors are on meta"):
+    with pytest.raises(ConfigError, match="runs on a CPU, the tensors are on meta"):
         scan(a.to("meta"), x.to("meta"), backend="numba")
     if not INTERPRETED:
         with pytest.raises(ConfigError, match="needs CUDA" if HAS_TRITON else "pip install triton"):

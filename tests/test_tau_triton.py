@@ -13,7 +13,7 @@ from test_tau_attention import NAMES, problem
 from torch import Tensor
 
 from glissando.errors import ConfigError
-from glissando.mixers.tau.attention import _use_triton, exponents, tau_attention
+from glissando.mixers.tau.attention import _form, exponents, tau_attention
 
 # Triton reads TRITON_INTERPRET when it is imported: test_interpreted runs this file again with it set.
 HAS_TRITON = importlib.util.find_spec("triton") is not None
@@ -204,7 +204,7 @@ def test_automatic_choice(monkeypatch):
 
     def chosen(backend: str = "auto", dtype=torch.float32, queries: int = 2, width: int = 256) -> bool:
         q = torch.zeros(1, 1, queries, dtype=dtype).as_subclass(On)
-        return _use_triton(backend, q, torch.zeros(1, 1, 2, width))
+        return _form(backend, q, q, torch.zeros(1, 1, 2, width)) == "triton"
 
     module = sys.modules["glissando.mixers.tau.attention"]  # its function has the same name
     monkeypatch.setattr(module, "HAS_TRITON", True)

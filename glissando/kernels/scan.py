@@ -13,13 +13,19 @@ Martin and Cundy 2018, arXiv 1709.04057; Blelloch 1990, "Prefix sums and their a
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor
 
-from glissando.errors import ConfigError, unknown_name
-from glissando.kernels.compiled import HAS_TRITON, kernels_serve, require_triton, warn_of_the_loop
+from glissando.kernels.compiled import (
+    HAS_TRITON,
+    kernels_serve,
+    require_backend,
+    require_triton,
+    use_numba,
+    warn_of_the_loop,
+)
 from glissando.kernels.loop import exporting, over_time
 from glissando.kernels.plain import resolved, without_derivatives
 
@@ -243,15 +249,13 @@ def _kernels(backend: str, x: Tensor) -> Any:
 
     Raises UnknownNameError for a name that is no backend, ConfigError for one that cannot run here.
     """
-    if backend == "numba":
-        if x.device.type != "cpu":
-            raise ConfigError(f"scan: backend 'numba' runs on a CPU, and the tensors are on {x.device}; use 'auto'")
-        from glissando.kernels.scan_numba import NumbaScan
-
-        return NumbaScan
+    require_backend("scan", backend, get_args(Backend))
     if backend == "triton":
         require_triton("scan", x)
         from glissando.kernels.scan_triton import TritonScan
 
         return TritonScan
-    raise unknown_name("scan backend", backend, ["auto", "numba", "reference", "triton"])
+    use_numba("scan", backend, x)
+    from glissando.kernels.scan_numba import NumbaScan
+
+    return NumbaScan

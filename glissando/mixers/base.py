@@ -233,6 +233,15 @@ def placement(module: nn.Module, device: Any, dtype: Any) -> dict[str, Any]:
     return {"device": device or like.device, "dtype": dtype or like.dtype}
 
 
+def head_size_of(hidden_size: int, heads: int, size: int | None, option: str) -> int:
+    """The size of a head: the one given by `option`, or the heads' share of the width. Raises ConfigError for none."""
+    if size is None and hidden_size % heads:
+        raise ConfigError(
+            f"hidden_size {hidden_size} is not a multiple of {heads} heads; change one of them or give {option}"
+        )
+    return size or hidden_size // heads
+
+
 def last_real(x: Tensor, counts: Tensor | int, before: Tensor) -> Tensor:
     """x (B, T, ...) at each row's last real token, in the type of `before` (B, ...), which a row without any keeps.
 

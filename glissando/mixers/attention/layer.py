@@ -33,7 +33,7 @@ from glissando.kernels.loop import exporting
 from glissando.kernels.precise import widest
 from glissando.kernels.rope import rotate, rotation_after
 from glissando.mixers.attention.attend import attention
-from glissando.mixers.base import Context, Mixer, initialized, placement, register_mixer, require_parts
+from glissando.mixers.base import Context, Mixer, head_size_of, initialized, placement, register_mixer, require_parts
 from glissando.mixers.memory import log_kept, start_forget_gate
 from glissando.mixers.rope import ROPE_BASE, check_rope
 from glissando.mixers.slots import append as append_slots
@@ -124,12 +124,7 @@ class Attention(Mixer):
         timed = (c.rope or c.forget_gate) and not c.rope_on_value
         self.accepts = frozenset({"mask", "dt"} if timed else {"mask"})
         self.heads, self.kv_heads = c.heads, c.kv_heads or c.heads
-        if c.head_size is None and hidden_size % self.heads:
-            raise ConfigError(
-                f"hidden_size {hidden_size} is not a multiple of {self.heads} heads; "
-                "change one of them or give attention.head_size"
-            )
-        self.head_size = c.head_size or hidden_size // self.heads
+        self.head_size = head_size_of(hidden_size, c.heads, c.head_size, "attention.head_size")
         if c.rope and self.head_size % 2:
             raise ConfigError(f"RoPE needs an even head size, got {self.head_size}")
         self.shifts = c.keys == "previous"

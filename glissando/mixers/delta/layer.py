@@ -50,7 +50,16 @@ from glissando.kernels.loop import delayed, exporting
 from glissando.kernels.plain import underlying
 from glissando.kernels.precise import angle_sum, double, widest
 from glissando.kernels.rms_norm import rms_norm
-from glissando.mixers.base import Context, Mixer, initialized, last_real, placement, register_mixer, require_parts
+from glissando.mixers.base import (
+    Context,
+    Mixer,
+    head_size_of,
+    initialized,
+    last_real,
+    placement,
+    register_mixer,
+    require_parts,
+)
 from glissando.mixers.delta.scan import delta_rule
 from glissando.mixers.memory import Times
 from glissando.precision import exact, without_autocast
@@ -111,12 +120,7 @@ class Delta(Mixer):
         """`config`, or its fields as keywords. Raises ConfigError for sizes that do not fit."""
         super().__init__()
         self.config = c = config or DeltaConfig(**options)
-        if c.key_size is None and hidden_size % c.heads:
-            raise ConfigError(
-                f"hidden_size {hidden_size} is not a multiple of {c.heads} heads; change one of them or give "
-                "delta.key_size"
-            )
-        self.heads, self.key_size = c.heads, c.key_size or hidden_size // c.heads
+        self.heads, self.key_size = c.heads, head_size_of(hidden_size, c.heads, c.key_size, "delta.key_size")
         self.rotates = c.transition == "rotate"
         if self.rotates and self.key_size % 2:
             raise ConfigError(

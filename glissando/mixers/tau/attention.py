@@ -16,8 +16,8 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor
 
-from glissando.errors import ConfigError, unknown_name
-from glissando.kernels.compiled import HAS_TRITON, kernels_serve, require_shapes, require_triton
+from glissando.errors import ConfigError
+from glissando.kernels.compiled import HAS_TRITON, kernels_serve, require_backend, require_shapes, require_triton
 from glissando.kernels.loop import exporting
 from glissando.kernels.plain import resolved
 from glissando.kernels.precise import wide, widest
@@ -28,8 +28,8 @@ Backend = Literal["auto", "fast", "triton", "reference"]
 #: below this many visible keys a head the direct form is faster, on the machine of log/2026-11.md
 _CROSSOVER = 64
 
-#: values that the Triton kernel takes
-_WIDEST = 256
+#: width of the widest values that the Triton kernel takes: a wider tile does not fit beside what its backward keeps
+WIDEST = 256
 
 
 def tau_attention(
@@ -69,17 +69,18 @@ def tau_attention(
     exact = torch.promote_types(torch.promote_types(dtype, q.dtype), torch.float32)
     q, k, v = q.to(exact), k.to(exact), v.to(exact)
     inverse = (1 / torch.as_tensor(temperature, dtype=widest(q.device), device=q.device)).expand(heads)
-    if _use_triton(backend, q, v):
+    form = _form(backend, q, k, v, e, inverse)
+    if form == "triton":
         from . import triton
 
         # Half precision is read as it is: the kernel converts what it reads.
         halves = values if values.dtype in (torch.float16, torch.bfloat16) and exact == torch.float32 else v
         o, _, _ = triton.forward(q, k, halves, e, inverse, past.to(q.device), inverse.requires_grad)
-    elif _is_step(backend, q, k, v, e, inverse):
+    elif form == "single":
         from . import numba
 
         o = numba.single(q, k, v, e, inverse, past)
-    elif _use_fast(backend, q, k):
+    elif form == "fast":
         from . import numba
 
         is_traced = torch.is_grad_enabled() or torch.compiler.is_compiling()
@@ -96,30 +97,24 @@ def exponents(k: Tensor, importance: Tensor | None, cumulative_log_forget: Tenso
     return e if cumulative_log_forget is None else e - cumulative_log_forget
 
 
-def _is_step(backend: str, q: Tensor, *others: Tensor) -> bool:
-    """One query without gradients on a CPU: a step of decoding, for which nothing needs sorting."""
-    if backend == "reference" or q.shape[2] != 1 or not kernels_serve(q.device) or torch.compiler.is_compiling():
-        return False
-    return backend in ("auto", "fast") and not (torch.is_grad_enabled() and any(x.requires_grad for x in (q, *others)))
-
-
-def _use_triton(backend: str, q: Tensor, v: Tensor) -> bool:
+def _form(backend: str, q: Tensor, k: Tensor, v: Tensor, *others: Tensor) -> str:
+    """What computes it: a backend; or `single`, which sorts nothing, for a step of decoding: one query on a CPU without
+    gradients."""
+    require_backend("tau_attention", backend, get_args(Backend))
     if backend == "triton":
         require_triton("tau_attention", q)
-    if backend != "auto":
-        return backend == "triton"
-    return HAS_TRITON and q.is_cuda and q.dtype == torch.float32 and q.shape[2] > 1 and v.shape[3] <= _WIDEST
-
-
-def _use_fast(backend: str, q: Tensor, k: Tensor) -> bool:
-    on_cpu = q.device.type == "cpu"
-    if backend == "auto":
-        return kernels_serve(q.device) and q.shape[2] > 1 and k.shape[2] >= _CROSSOVER and not exporting()
-    if backend not in get_args(Backend):
-        raise unknown_name("tau_attention backend", backend, sorted(get_args(Backend)))
-    if backend == "fast" and not on_cpu:
+    if backend == "fast" and q.device.type != "cpu":
         raise ConfigError(f"tau_attention: backend 'fast' runs on a CPU, the tensors are on {q.device}; use 'auto'")
-    return backend == "fast"
+    if backend in ("triton", "reference"):
+        return backend
+    queries, serves = q.shape[2], kernels_serve(q.device)
+    is_step = queries == 1 and serves and not torch.compiler.is_compiling()
+    if is_step and not (torch.is_grad_enabled() and any(x.requires_grad for x in (q, k, v, *others))):
+        return "single"
+    if backend == "fast" or (serves and queries > 1 and k.shape[2] >= _CROSSOVER and not exporting()):
+        return "fast"
+    fits = q.is_cuda and q.dtype == torch.float32 and v.shape[3] <= WIDEST
+    return "triton" if HAS_TRITON and fits and queries > 1 else "reference"
 
 
 def _reference(q: Tensor, k: Tensor, v: Tensor, e: Tensor, inverse: Tensor, past: Tensor) -> Tensor:

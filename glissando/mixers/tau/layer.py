@@ -46,6 +46,7 @@ from glissando.mixers.base import (
     Mixer,
     Moment,
     Picture,
+    head_size_of,
     initialized,
     placement,
     register_mixer,
@@ -188,12 +189,7 @@ class Tau(Mixer):
         timed = not config.rope and (config.forget_gate or config.value_rotation is not None)
         self.accepts = frozenset({"mask", "dt"} if timed else {"mask"})
         self.heads = config.heads
-        if config.head_size is None and hidden_size % self.heads:
-            raise ConfigError(
-                f"hidden_size {hidden_size} is not a multiple of {self.heads} heads; "
-                "change one of them or give tau.head_size"
-            )
-        self.head_size = config.head_size or hidden_size // self.heads
+        self.head_size = head_size_of(hidden_size, config.heads, config.head_size, "tau.head_size")
         self.key_size = config.key_size or self.head_size
         if config.rope and self.key_size % (2 * config.rope_repeat):
             times = "" if config.rope_repeat == 1 else f" in each of tau.rope_repeat {config.rope_repeat} parts"

@@ -33,13 +33,12 @@ from torch import Tensor
 
 from glissando.errors import ConfigError
 
+from .attention import WIDEST
+
 #: Numbers of queries and of keys in a tile, for values up to 64 wide; half as many for each doubling of the width, so
 #: that a tile of values takes 16 KiB of shared memory. At least 16, as tl.dot asks for. Not measured.
 _TILE = 64
 _LEAST = 16
-
-#: A tile of wider values does not fit beside what else the backward keeps.
-_WIDEST = 256
 
 _LOG2E = 1 / math.log(2)
 
@@ -240,7 +239,13 @@ def forward(
 
     Raises ConfigError for float64 and for values wider than 256.
     """
-    require(v)
+    if v.dtype == torch.float64:
+        raise ConfigError("tau_attention: backend 'triton' computes in float32, got float64; use backend='reference'")
+    if v.shape[3] > WIDEST:
+        raise ConfigError(
+            f"tau_attention: backend 'triton' takes values up to {WIDEST} wide, got {v.shape[3]}; use more heads or "
+            "backend='reference'"
+        )
     sizes = (*q.shape, v.shape[3])
     o, most, total, gaps = q.new_empty(sizes), q.new_empty(q.shape), q.new_empty(q.shape), q.new_empty(q.shape)
     at = q.double() * _scale(inverse)
@@ -300,17 +305,6 @@ def _gradients(ctx: Any, grad: Tensor, *_: Tensor) -> tuple[Tensor | None, ...]:
 
 
 forward.register_autograd(_gradients, setup_context=_keep)
-
-
-def require(v: Tensor) -> None:
-    """Raises ConfigError for what the kernels cannot run."""
-    if v.dtype == torch.float64:
-        raise ConfigError("tau_attention: backend 'triton' computes in float32, got float64; use backend='reference'")
-    if v.shape[3] > _WIDEST:
-        raise ConfigError(
-            f"tau_attention: backend 'triton' takes values up to {_WIDEST} wide, got {v.shape[3]}; use more heads or "
-            "backend='reference'"
-        )
 
 
 def _scale(inverse: Tensor) -> Tensor:
