@@ -263,12 +263,7 @@ class Block(nn.Module):
                 parameter.zero_()
 
     def forward(
-        self,
-        x: Tensor,
-        state: BlockState | None = None,
-        ctx: Context | None = None,
-        *,
-        residual: bool = True,
+        self, x: Tensor, state: BlockState | None = None, ctx: Context | None = None, *, residual: bool = True
     ) -> tuple[Tensor, BlockState | None]:
         """x (B, T, D) -> (B, T, D) and the state after it; None in, None out.
 

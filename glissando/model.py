@@ -223,11 +223,7 @@ class LanguageModel(Backbone):
         __call__ = forward
 
     def init_state(
-        self,
-        batch_size: int,
-        device: torch.device | None = None,
-        dtype: torch.dtype | None = None,
-        rewind: int = 0,
+        self, batch_size: int, device: torch.device | None = None, dtype: torch.dtype | None = None, rewind: int = 0
     ) -> ModelState:
         """The state before any token, on the model's device and dtype by default.
 

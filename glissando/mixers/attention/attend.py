@@ -121,13 +121,7 @@ class _Band(NamedTuple):
 
 
 def _reference(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    visible: Tensor | str,
-    key_bias: Tensor | None,
-    scale: float,
-    dropout: float,
+    q: Tensor, k: Tensor, v: Tensor, visible: Tensor | str, key_bias: Tensor | None, scale: float, dropout: float
 ) -> Tensor:
     logits = scale * q @ k.transpose(-1, -2)
     if key_bias is not None:

@@ -49,14 +49,7 @@ class FixedAttention(Attention):
         return FixedState(slots, slots, decay, state.total, state.latest, length, position)
 
     def _cached(
-        self,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        decay: Tensor | None,
-        state: Any,
-        counts: Any,
-        ctx: Context,
+        self, q: Tensor, k: Tensor, v: Tensor, decay: Tensor | None, state: Any, counts: Any, ctx: Context
     ) -> Any:
         put = fixed_window(state.length, self.capacity) if self.config.window else fixed_slots(state.length)
         total, decays, past = state.total, None, None
