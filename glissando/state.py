@@ -80,18 +80,13 @@ def join_rows(*states: State) -> State:
 
     A leaf with fewer slots than another's gets zeros behind its own: spare slots, which no mixer reads.
     """
-    return map_state(lambda *leaves: torch.cat(_same_room(leaves)), *states)
 
+    def joined(*leaves: Tensor) -> Tensor:
+        most = [max(axis) for axis in zip(*(leaf.shape[1:] for leaf in leaves), strict=True)]
+        spare = [[n for m, s in zip(most[::-1], leaf.shape[:0:-1], strict=True) for n in (0, m - s)] for leaf in leaves]
+        return torch.cat([F.pad(leaf, more) if any(more) else leaf for leaf, more in zip(leaves, spare, strict=True)])
 
-def _same_room(leaves: Sequence[Tensor]) -> list[Tensor]:
-    sizes = [leaf.shape[1:] for leaf in leaves]
-    most = [max(axis) for axis in zip(*sizes, strict=True)]
-    return [
-        leaf
-        if list(size) == most
-        else F.pad(leaf, [n for m, s in zip(most[::-1], size[::-1], strict=True) for n in (0, m - s)])
-        for leaf, size in zip(leaves, sizes, strict=True)
-    ]
+    return map_state(joined, *states)
 
 
 def fit_room(state: State, spare: bool = False) -> State:

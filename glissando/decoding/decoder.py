@@ -129,7 +129,9 @@ class Decoder:
             for row, pages in enumerate(rows.pages):
                 for number, page in enumerate(pages):
                     part = numbers[row, :, number * GROUP : (number + 1) * GROUP]
-                    self._cached(page, slot)[:, : part.shape[1]] = _stored(part, slot)
+                    if slot.array == "half_slots":
+                        part = torch.from_numpy(part).to(torch.bfloat16).view(torch.uint16).numpy()
+                    self._cached(page, slot)[:, : part.shape[1]] = part
         return rows
 
     def state(self, rows: Rows) -> State:
@@ -313,7 +315,9 @@ class Decoder:
         for row, pages in enumerate(rows.pages):
             for number, page in enumerate(pages[: -(-count // GROUP)]):
                 part = values[row, :, number * GROUP : (number + 1) * GROUP]
-                part[...] = _loaded(self._cached(page, slot)[:, : part.shape[1]], slot)
+                cached = self._cached(page, slot)[:, : part.shape[1]]
+                is_half = slot.array == "half_slots"
+                part[...] = (cached.astype(np.uint32) << 16).view(np.float32) if is_half else cached
         return torch.from_numpy(values)
 
     def _cached(self, page: Any, slot: Slot) -> Any:
@@ -354,18 +358,6 @@ def _slots(state: Any) -> list[Slot]:
     if state is None:
         return []
     return [state] if isinstance(state, Slot) else [leaf for child in state for leaf in _slots(child)]
-
-
-def _stored(numbers: Any, slot: Slot) -> Any:
-    """Numbers as a cache keeps them."""
-    if slot.array != "half_slots":
-        return numbers
-    return torch.from_numpy(numbers).to(torch.bfloat16).view(torch.uint16).numpy()
-
-
-def _loaded(kept: Any, slot: Slot) -> Any:
-    """The numbers that a cache keeps."""
-    return (kept.astype(np.uint32) << 16).view(np.float32) if slot.array == "half_slots" else kept
 
 
 def _view(rows: Rows, slot: Slot) -> Any:

@@ -42,7 +42,7 @@ from glissando.kernels.plain import same_operations
 from glissando.kernels.rms_norm import rms_norm
 from glissando.mixers import Context, Signal
 from glissando.state import State
-from glissando.widening import Grows, Lift, Table, append, join, under
+from glissando.widening import Grows, Lift, Table, join, under
 
 #: of the rms of what shortcuts add
 EPS = 1e-6
@@ -120,11 +120,6 @@ def blocks_growth(old: Iterable[nn.Module], grown: Iterable[nn.Module], width: L
     for number, (block, new) in enumerate(zip(old, grown, strict=False)):
         table |= under(f"{name}.{number}", block.growth(new, width))  # type: ignore[operator]
     return table
-
-
-def gates_growth(gates: Tensor | None, grown: Tensor | None) -> Table:
-    """Gates of new blocks are 0."""
-    return {} if gates is None or grown is None else {"gates": Grows(append(len(gates), len(grown)).silent())}
 
 
 def new_shortcuts(requested: bool, applications: int, hidden_size: int) -> nn.Parameter | None:

@@ -27,7 +27,6 @@ from glissando.depth.base import (
     Depth,
     DepthOptions,
     blocks_growth,
-    gates_growth,
     new_shortcuts,
     register_depth,
     shortcut_source,
@@ -96,30 +95,25 @@ class Stack(Depth):
         befores = (None,) * len(self.order) if state is None else state
         for step, (i, before) in enumerate(zip(self.order, befores, strict=True)):
             x = with_shortcut(x, self.shortcuts, step, source)
-            if self.gate is None:
-                read = x if self.step_bias is None else x + self.step_bias[step]
-                y, new = self.run(self.blocks[i])(read, before, ctx)
-            else:
-                y, new = self.gate_applied(self.blocks[i], x, before, ctx)
+            read = x if self.step_bias is None else x + self.step_bias[step]
+            inner, mean = (before, None) if self.gate is None or before is None else before
+            y, new = self.run(self.blocks[i])(read, inner, ctx)
+            if self.gate is not None:
+                gate, mean = self.gate(y - x, mean, ctx)
+                y, new = x + gate * (y - x), (new, mean)
             x = y if self.gates is None or step not in self.gated else x + self.gates[self.gated[step]] * (y - x)
             ctx.keep(x)
             after.append(new)
         return x, None if state is None else tuple(after)
-
-    def gate_applied(self, block: nn.Module, x: Tensor, before: Any, ctx: Context) -> tuple[Tensor, Any]:
-        """x + g (block(x) - x), g by the mean gate, and the states of both."""
-        assert self.gate is not None
-        inner, mean = (None, None) if before is None else before
-        y, new = self.run(block)(x, inner, ctx)
-        gate, mean = self.gate(y - x, mean, ctx)
-        return x + gate * (y - x), (new, mean)
 
     def applications(self) -> list[tuple[Any, int]]:
         return [(block, self.order.count(i)) for i, block in enumerate(self.blocks)]
 
     def growth(self, grown: Any, width: Lift) -> Table:
         steps = append(len(self.order), len(grown.order))
-        table = blocks_growth(self.blocks, grown.blocks, width, "blocks") | gates_growth(self.gates, grown.gates)
+        table = blocks_growth(self.blocks, grown.blocks, width, "blocks")
+        if self.gates is not None and grown.gates is not None:  # those of new blocks are 0
+            table |= {"gates": Grows(append(len(self.gates), len(grown.gates)).silent())}
         table |= shortcuts_growth(self.shortcuts, steps, width=width)
         return table if self.step_bias is None else table | {"step_bias": Grows(steps, width)}
 

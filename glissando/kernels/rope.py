@@ -55,15 +55,6 @@ def rotation_from_zero(
     return _remembered(length, head_size, base, width, dtype, device)
 
 
-def times_after(position: Tensor | None, dt: Tensor) -> Tensor:
-    """Where tokens stand in time, (B, T) in the widest type: `position` (B,), 0 by default, + the sum of dt - 1.
-
-    With dt = 1 these are the positions of the tokens.
-    """
-    summed = wide(dt).cumsum(1)
-    return summed - 1 if position is None else position.to(summed.dtype).unsqueeze(1) + summed - 1
-
-
 def rotation_after(
     position: Tensor | None,
     length: int,
@@ -76,8 +67,10 @@ def rotation_after(
 ) -> Tensor:
     """`rotation` of `length` tokens that follow `position` (B,), or of the first: (2, 1 or B, length, K/2); with dt
     (B, length) by the time at which each stands."""
-    if dt is not None:
-        return rotation(times_after(position, dt), head_size, base, width, dtype)
+    if dt is not None:  # a sum, so that with dt = 1 times are the positions
+        summed = wide(dt).cumsum(1)
+        times = summed - 1 if position is None else position.to(summed.dtype).unsqueeze(1) + summed - 1
+        return rotation(times, head_size, base, width, dtype)
     if position is None:
         return rotation_from_zero(length, head_size, base, width, dtype, device).unsqueeze(1)
     if exporting() or plain() or position.is_floating_point():  # nothing depends on a value, or times differ

@@ -54,7 +54,12 @@ def attention(
     backend = resolved(backend)
     if isinstance(visible, str) and visible not in ("causal", "all"):
         raise unknown_name("attention visible", visible, ("causal", "all"))
-    _check_lengths(q.shape[2], k.shape[2], visible, window)
+    queries, keys = q.shape[2], k.shape[2]
+    if window is not None and (visible != "causal" or window < 1):
+        raise ValueError(f'a window is of at least 1 key and for visible "causal", got {window} with {visible!r}')
+    if visible == "causal" and (keys < queries if window is not None else keys != queries):
+        need = "as many keys as queries" if window is None else "at least as many keys as queries"
+        raise ValueError(f"causal attention needs {need}, got {keys} and {queries}")
     scale = 1 / math.sqrt(q.shape[-1]) if scale is None else scale
     if k.shape[1] != q.shape[1]:
         if not k.shape[1] or q.shape[1] % k.shape[1]:
@@ -63,19 +68,11 @@ def attention(
         k, v = k.repeat_interleave(groups, 1), v.repeat_interleave(groups, 1)
     if window is not None:
         band = _Band(window, max(64, window // 4))
-        if backend == "auto" and band.pays(q.shape[2], k.shape[2]):
+        if backend == "auto" and band.pays(queries, keys):
             return _fused(q, k, v, band, key_bias, scale, dropout)
-        visible = within(window, q.shape[2], k.shape[2], q.device)
+        visible = within(window, queries, keys, q.device)
     run = _reference if backend == "reference" else _fused
     return run(q, k, v, visible, key_bias, scale, dropout)
-
-
-def _check_lengths(queries: int, keys: int, visible: Tensor | str, window: int | None) -> None:
-    if window is not None and (visible != "causal" or window < 1):
-        raise ValueError(f'a window is of at least 1 key and for visible "causal", got {window} with {visible!r}')
-    if visible == "causal" and (keys < queries if window is not None else keys != queries):
-        need = "as many keys as queries" if window is None else "at least as many keys as queries"
-        raise ValueError(f"causal attention needs {need}, got {keys} and {queries}")
 
 
 def within(window: int, queries: int, keys: int, device: torch.device) -> Tensor:

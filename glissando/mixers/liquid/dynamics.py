@@ -252,15 +252,11 @@ class Dense(_Adaptive):
         times = u.new_ones(1, 1).expand(u.shape[:2]) if dt is None else dt.clamp_max(_AT_REST)
         states, taus = [], []
         for now, drive, time in zip(u.unbind(1), entry.unbind(1), times.unbind(1), strict=True):
-            tau = self._tau(x, now)
-            x = self._advance(x, drive, tau, time.to(x.dtype))
+            seen = torch.cat([x.to(u.dtype), now], -1) if self.config.state_dependence else now
+            taus.append(self.taus() * (1 + self.adaptations() * exact(self.adapt(seen))))
+            x = self._advance(x, drive, taus[-1], time.to(x.dtype))
             states.append(x)
-            taus.append(tau)
         return torch.stack(states, 1), torch.stack(taus, 1)
-
-    def _tau(self, x: Tensor, u: Tensor) -> Tensor:
-        seen = torch.cat([x.to(u.dtype), u], -1) if self.config.state_dependence else u
-        return self.taus() * (1 + self.adaptations() * exact(self.adapt(seen)))
 
     def _advance(self, x: Tensor, drive: Tensor, tau: Tensor, time: Tensor) -> Tensor:
         """exp(dt [[A - 1/tau, B u], [0, 0]]) [x, 1]: the input is held, and A may be singular. An impulse adds what

@@ -46,11 +46,13 @@ def observe_tau(mixer: Tau, x: Tensor, ctx: Context) -> dict[str, Tensor]:
     keys = mixer.of_keys(energies, ctx)
     p05, p50, p95 = keys.quantile(energies.new_tensor([0.05, 0.5, 0.95])).unbind()
     projected = mixer.project(x, energies)
-    queries = _late_positions(ctx.counts(x), min(_QUERIES, x.shape[1] - x.shape[1] // 2))
+    counts = ctx.counts(x).unsqueeze(1)
+    share = torch.linspace(0, 1, min(_QUERIES, x.shape[1] - x.shape[1] // 2), device=counts.device)
+    queries = (counts // 2 + share * (counts - 1 - counts // 2)).round().long().clamp_min(0)
     entropy = attention_entropy(projected, queries)
     effective = entropy.exp()
-    share = effective / (queries.to(effective.device) + 1).unsqueeze(1)
-    means = projected.temperature.mean(), entropy.mean(), effective.mean(), share.mean()
+    visible = effective / (queries.to(effective.device) + 1).unsqueeze(1)
+    means = projected.temperature.mean(), entropy.mean(), effective.mean(), visible.mean()
     return dict(zip(_MEASURED, (p05, p50, p95, mixer.tau, *means), strict=True))
 
 
@@ -62,13 +64,6 @@ def attention_entropy(p: Projected, queries: Tensor) -> Tensor:
     logits = near - gap.to(near.device) / double(p.temperature).view(-1, 1, 1)
     visible = torch.arange(gap.shape[-1], device=near.device) <= queries.to(near.device).unsqueeze(-1)
     return torch.special.entr(logits.masked_fill(~visible.unsqueeze(1), -torch.inf).softmax(-1)).sum(-1)
-
-
-def _late_positions(counts: Tensor, number: int) -> Tensor:
-    """(B, number) int64: positions of the second half of rows with counts (B,) real tokens, evenly spaced."""
-    first = counts.unsqueeze(1) // 2
-    share = torch.linspace(0, 1, number, device=counts.device)
-    return (first + share * (counts.unsqueeze(1) - 1 - first)).round().long().clamp_min(0)
 
 
 def collapses(observed: Mapping[str, float]) -> dict[str, tuple[type[Warning], str]]:
