@@ -220,7 +220,7 @@ def test_time_is_a_real_number(dtype: torch.dtype):
 @pytest.mark.parametrize("state", [False, True], ids=["tau(u)", "tau(x,u)"])
 def test_torch_compile_takes_the_kernel_as_one_operation(monkeypatch, state, impulse):
     """It cannot follow the kernel, which is the fastest by far."""
-    monkeypatch.setattr("glissando.mixers.liquid.scan._sequential", None)
+    monkeypatch.setattr("glissando.mixers.liquid.scan._step", None)
     b, z, x0, dt = problem(20)
     modes = some_modes(state=state)
 

@@ -13,7 +13,7 @@ from without_float64 import no_float64
 
 from glissando.kernels import precise
 from glissando.kernels.rope import rotation
-from glissando.mixers.spectral.phase_gate import phases
+from glissando.mixers.spectral.operators import phases
 from glissando.state import leaves
 
 #: one of each form for such devices: these run every time, the others with the slow ones

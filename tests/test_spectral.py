@@ -22,9 +22,7 @@ from glissando.kernels.complex_norm import complex_norm
 from glissando.kernels.plain import plain_operations
 from glissando.mixers import Context
 from glissando.mixers.spectral import Spectral
-from glissando.mixers.spectral.one_pass import gated_scan
-from glissando.mixers.spectral.phase_gate import phase_gate, phases
-from glissando.mixers.spectral.rational_filter import rational_filter
+from glissando.mixers.spectral.operators import gated_scan, phase_gate, phases, rational_filter
 from glissando.model import LanguageModel
 from glissando.presets import load_preset
 from glissando.state import state_bytes

@@ -38,11 +38,11 @@ def complex_norm(x: Tensor, eps: float = 1e-6, backend: Literal["auto", "referen
 
 def _normed(x: Tensor, eps: float) -> tuple[Tensor, Tensor]:
     """y and the scale 1 / sqrt(mean |z - mu|^2 + eps) of every vector."""
-    from glissando.kernels.complex_norm_numba import norm_forward
+    from glissando.kernels.layers_numba import complex_norm_forward
 
     y = torch.empty_like(x, memory_format=torch.contiguous_format)
     scale = x.new_empty(x.shape[:-1])
-    over_rows(norm_forward, x, as_rows(x, 2), eps, as_rows(y, 2), scale.numpy())
+    over_rows(complex_norm_forward, x, as_rows(x, 2), eps, as_rows(y, 2), scale.numpy())
     return y, scale
 
 
@@ -58,9 +58,9 @@ class _ComplexNorm(torch.autograd.Function):
     @staticmethod
     @without_derivatives
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
-        from glissando.kernels.complex_norm_numba import norm_backward
+        from glissando.kernels.layers_numba import complex_norm_backward
 
         y, scale = ctx.saved_tensors
         grad_x = torch.empty_like(y)
-        over_rows(norm_backward, y, as_rows(y, 2), scale.numpy(), as_rows(grad, 2), as_rows(grad_x, 2))
+        over_rows(complex_norm_backward, y, as_rows(y, 2), scale.numpy(), as_rows(grad, 2), as_rows(grad_x, 2))
         return grad_x, None

@@ -8,7 +8,7 @@ processor at once: an input is read once for the group, a weight once for the ro
 
 from __future__ import annotations
 
-from functools import cache, partial
+from functools import cache
 from itertools import product
 from typing import Any
 
@@ -16,11 +16,12 @@ import numpy as np
 from llvmlite import binding, ir
 from numba import types
 from numba.core import cgutils
-from numba.extending import intrinsic, overload, register_jitable
+from numba.extending import overload, register_jitable
 
 from glissando.kernels.compiled import kernel
+from glissando.kernels.vectors import LANES, Code, instructions
 
-LANES, GROUP = 16, 64
+GROUP = 64
 #: the number of inputs of `parts_of_...` is a multiple of it
 PARTS = 8
 
@@ -40,7 +41,7 @@ _ROWS, _VECTORS = (4, 4) if is_wide() else (4, 1)
 #: numbers that the sums of such a block take
 SUMS = LANES * max(GROUP // LANES, _ROWS * _VECTORS)
 
-_FLOATS, _INT, _BYTE = ir.VectorType(ir.FloatType(), LANES), ir.IntType(32), ir.IntType(8).as_pointer()
+_INT, _BYTE = ir.IntType(32), ir.IntType(8).as_pointer()
 
 
 def grouped(matrix: Any) -> Any:
@@ -103,66 +104,51 @@ def _as_stored(number, like):
     return lambda number, like: number
 
 
-def _widened(builder: Any, numbers: Any, kind: types.Type) -> Any:
+def _widened(c: Code, place: Any, kind: types.Type) -> Any:
     """16 numbers of a stored kind as float32: float32, bfloat16 as uint16, int8."""
     if kind == types.float32:
-        return numbers
+        return c.load(place)
+    builder, number = c.builder, c.context.get_data_type(kind)
+    place = builder.bitcast(place, ir.VectorType(number, LANES).as_pointer())
+    stored = builder.load(place, align=number.get_abi_size(c.context.target_data))
     if kind == types.int8:
-        return builder.sitofp(numbers, _FLOATS)
-    bits = builder.zext(numbers, ir.VectorType(_INT, LANES))
-    return builder.bitcast(builder.shl(bits, ir.Constant(bits.type, [16] * LANES)), _FLOATS)
+        return builder.sitofp(stored, c.kind)
+    bits = builder.zext(stored, ir.VectorType(_INT, LANES))
+    return builder.bitcast(builder.shl(bits, ir.Constant(bits.type, [16] * LANES)), c.kind)
 
 
-def _sums_code(shape: tuple[int, int, int], context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+def _sums(
+    rows: int, vectors: int, parts: int, c: Code, weights, at, width, n_in, regs, src, row, last, out,
+    ahead=None, step=None,
+):  # fmt: skip
     """LLVM's instructions for `sums` of `sums_of_block`: a product and a sum of all outputs of an input at a time. With
-    two more arguments, `ahead` and `step`, the processor is asked to have a number at hand with each input: the one at
-    `ahead`, and then each `step` numbers further.
+    `ahead` and `step`, the processor is asked to have a number at hand with each input: the one at `ahead`, and then
+    each `step` numbers further.
     """
-    rows, vectors, parts = shape
-    weights, at, width, n_in, regs, src, row, last, out, *ahead = arguments
-    kind, of_regs, of_out = (signature.args[i] for i in (0, 4, 8))
-    weights, regs, out = (
-        context.make_array(t)(context, builder, x) for t, x in ((kind, weights), (of_regs, regs), (of_out, out))
-    )
-    number = context.get_data_type(kind.dtype)
-    length, end = builder.extract_value(regs.shape, 1), builder.sub(last, last.type(1))
-    inputs = []
+    builder, length = c.builder, c.builder.extract_value(c.shapes[4], 1)
+    inputs, end = [], builder.sub(last, last.type(1))
     for r in range(rows):
         index = builder.add(row, row.type(r))
         index = builder.select(builder.icmp_signed("<", index, end), index, end)
-        inputs.append(builder.gep(regs.data, [builder.add(builder.mul(index, length), src)]))
-    places = product(range(rows), range(vectors), range(parts))
-    totals = {place: cgutils.alloca_once(builder, _FLOATS) for place in places}
-    for total in totals.values():
-        builder.store(ir.Constant(_FLOATS, [0.0] * LANES), total)
-    operation = ir.FunctionType(_FLOATS, [_FLOATS] * 3)
-    add_product = cgutils.get_or_insert_function(builder.module, operation, f"llvm.fmuladd.v{LANES}f32")
-    with cgutils.for_range(builder, builder.udiv(n_in, n_in.type(parts))) as loop:
+        inputs.append(c.place(regs, builder.mul(index, length), src))
+    totals = dict(zip(product(range(rows), range(vectors), range(parts)), c.sums(rows * vectors * parts), strict=True))
+    with c.rows(builder.udiv(n_in, n_in.type(parts))) as loop:
         for p in range(parts):
             index = builder.add(builder.mul(loop.index, n_in.type(parts)), n_in.type(p))
-            begin, columns = builder.add(at, builder.mul(index, width)), []
-            if ahead:
-                place = builder.gep(weights.data, [builder.add(ahead[0], builder.mul(index, ahead[1]))])
+            begin = builder.add(at, builder.mul(index, width))
+            if ahead is not None:
+                place = c.place(weights, ahead, builder.mul(index, step))
                 builder.call(_fetch(builder.module), [builder.bitcast(place, _BYTE), *(_INT(n) for n in (0, 2, 1))])
-            for v in range(vectors):
-                place = builder.gep(weights.data, [builder.add(begin, begin.type(v * LANES))])
-                place = builder.bitcast(place, ir.VectorType(number, LANES).as_pointer())
-                stored = builder.load(place, align=number.get_abi_size(context.target_data))
-                columns.append(_widened(builder, stored, kind.dtype))
+            columns = [_widened(c, c.place(weights, begin, v * LANES), c.kinds[0].dtype) for v in range(vectors)]
             for r, x in enumerate(inputs):
-                entry = builder.load(builder.gep(x, [index]))
-                first = builder.insert_element(ir.Constant(_FLOATS, ir.Undefined), entry, _INT(0))
-                entries = builder.shuffle_vector(first, first, ir.Constant(ir.VectorType(_INT, LANES), [0] * LANES))
+                entries = c.entry(builder.gep(x, [index]))
                 for v, column in enumerate(columns):
-                    total = builder.load(totals[r, v, p])
-                    builder.store(builder.call(add_product, [column, entries, total]), totals[r, v, p])
+                    c.add_product(column, entries, totals[r, v, p])
     for n, (r, v) in enumerate(product(range(rows), range(vectors))):
         total = builder.load(totals[r, v, 0])
         for p in range(1, parts):
             total = builder.fadd(total, builder.load(totals[r, v, p]))
-        place = builder.bitcast(builder.gep(out.data, [at.type(n * LANES)]), _FLOATS.as_pointer())
-        builder.store(total, place, align=4)
-    return context.get_dummy_value()
+        c.store(total, c.place(out, at.type(n * LANES)))
 
 
 def _fetch(module: Any) -> Any:
@@ -182,12 +168,10 @@ def sums_of_block(rows: int, vectors: int, parts: int = 1) -> Any:
         x = regs[np.minimum(np.arange(row, row + rows), last - 1), src : src + n_in]
         out[: rows * vectors * LANES] = (x @ w).reshape(-1)
 
-    def typed(typing, weights, at, width, n_in, regs, src, row, last, out):
-        whole = types.int64
-        signature = types.void(weights, whole, whole, whole, regs, whole, whole, whole, out)
-        return signature, partial(_sums_code, (rows, vectors, parts))
+    def code(c, weights, at, width, n_in, regs, src, row, last, out):
+        _sums(rows, vectors, parts, c, weights, at, width, n_in, regs, src, row, last, out)
 
-    compiled: Any = intrinsic(typed)
+    compiled = instructions(code)
 
     @overload(sums)
     def _(weights, at, width, n_in, regs, src, row, last, out):
@@ -208,12 +192,9 @@ def _sums_ahead(*arguments: Any) -> None:
     _sums_of_rows(*arguments[:-2])
 
 
-def _ahead_typed(typing, weights, at, width, n_in, regs, src, row, last, out, ahead, step):
-    signature = types.void(weights, *[types.int64] * 3, regs, *[types.int64] * 3, out, types.int64, types.int64)
-    return signature, partial(_sums_code, (_ROWS, _VECTORS, 1))
-
-
-_ahead_compiled: Any = intrinsic(_ahead_typed)
+@instructions
+def _ahead_compiled(c, weights, at, width, n_in, regs, src, row, last, out, ahead, step):
+    _sums(_ROWS, _VECTORS, 1, c, weights, at, width, n_in, regs, src, row, last, out, ahead, step)
 
 
 @overload(_sums_ahead)

@@ -56,13 +56,13 @@ def _pays(x: Tensor, weight: Tensor) -> bool:
 
 def _in_one_pass(ctx: Any, x: Tensor, weight: Tensor, eps: float) -> Tensor:
     """y; a context keeps what gradients need: 1 / sqrt(mean x^2 + eps) of each row beside x and the weight."""
-    from glissando.kernels.rms_norm_numba import forward
+    from glissando.kernels.layers_numba import rms_norm_forward
 
     rows, y = in_batches(x), torch.empty_like(x, memory_format=torch.contiguous_format)
     scale = rows.new_empty(rows.shape[:2])
     if ctx is not None:
         ctx.save_for_backward(x, scale, weight)
-    over_rows(forward, rows, as_rows(rows, 2), as_rows(weight, 0), eps, in_batches(y).numpy(), scale.numpy())
+    over_rows(rms_norm_forward, rows, as_rows(rows, 2), as_rows(weight, 0), eps, in_batches(y).numpy(), scale.numpy())
     return y
 
 
@@ -74,11 +74,11 @@ class _Kernel(torch.autograd.Function):
     @staticmethod
     @without_derivatives
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None]:
-        from glissando.kernels.rms_norm_numba import backward
+        from glissando.kernels.layers_numba import rms_norm_backward
 
         x, scale, weight = ctx.saved_tensors
         rows, grad_x = in_batches(x), torch.empty_like(x, memory_format=torch.contiguous_format)
         sums = torch.zeros(len(rows), weight.numel(), dtype=torch.float64)
         arrays = as_rows(rows, 2), as_rows(weight, 0), scale.numpy(), as_rows(in_batches(grad), 2)
-        over_rows(backward, rows, *arrays, in_batches(grad_x).numpy(), sums.numpy())
+        over_rows(rms_norm_backward, rows, *arrays, in_batches(grad_x).numpy(), sums.numpy())
         return grad_x, sums.sum(0).to(weight.dtype), None

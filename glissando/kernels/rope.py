@@ -120,13 +120,13 @@ def _turn(ctx: Any, x: Tensor, cos_sin: Tensor) -> Tensor:
         ctx.save_for_backward(cos_sin)
     cos, sin = cos_sin[0], cos_sin[1]
     if kernels_serve(x.device) and x.ndim == 4 and x.numel() >= _LARGE and _has_kernel(x, cos):
-        from glissando.kernels.rope_numba import turn
+        from glissando.kernels.layers_numba import rotate_pairs
 
         # In the table's precision, rounded once.
         table = (part.squeeze(2).contiguous().numpy() for part in (cos, sin))
         pairs = x.detach().to(cos.dtype).contiguous()
         y = torch.empty_like(pairs)
-        over_rows(turn, pairs, pairs.numpy(), *table, y.numpy())
+        over_rows(rotate_pairs, pairs, pairs.numpy(), *table, y.numpy())
         return y.to(x.dtype)
     y = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     (first, second), (y_first, y_second) = x.chunk(2, -1), y.chunk(2, -1)

@@ -107,20 +107,9 @@ def _summarise(
 
 @triton.jit
 def _forward(
-    a,
-    x,
-    incoming,
-    h,
-    steps,
-    pieces,
-    chunk,
-    width,
-    a_row,
-    a_step,
-    PAIRS: tl.constexpr,
-    BLOCK: tl.constexpr,
+    a, x, incoming, h, steps, pieces, chunk, width, a_row, a_step, PAIRS: tl.constexpr, BLOCK: tl.constexpr,
     UNROLL: tl.constexpr,
-):
+):  # fmt: skip
     """Pass 3 of the forward: h (B, T, width) from x and incoming (B, pieces, width)."""
     row, piece, lane, seen = _place(pieces, width, BLOCK, PAIRS)
     state, state_imag = _load(incoming, (row * pieces + piece) * width + lane, seen, PAIRS)

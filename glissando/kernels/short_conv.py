@@ -43,13 +43,13 @@ def _shifted(extended: Tensor, weight: Tensor) -> Tensor:
 
 
 def _in_one_pass(ctx: Any, extended: Tensor, weight: Tensor) -> Tensor:
-    from glissando.kernels.short_conv_numba import forward
+    from glissando.kernels.layers_numba import short_conv_forward
 
     if ctx is not None:
         ctx.save_for_backward(extended, weight)
     batch, length, size = extended.shape
     y = extended.new_empty(batch, length - weight.shape[1] + 1, size)
-    over_rows(forward, y, as_rows(extended, 2), as_rows(weight.t().clone(), 1), y.numpy())
+    over_rows(short_conv_forward, y, as_rows(extended, 2), as_rows(weight.t().clone(), 1), y.numpy())
     return y
 
 
@@ -61,13 +61,13 @@ class _ShortConv(torch.autograd.Function):
     @staticmethod
     @without_derivatives
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor]:
-        from glissando.kernels.short_conv_numba import backward
+        from glissando.kernels.layers_numba import short_conv_backward
 
         extended, weight = ctx.saved_tensors
         grad_extended = torch.empty_like(extended, memory_format=torch.contiguous_format)
         sums = torch.zeros(len(extended), weight.shape[1], extended.shape[2], dtype=torch.float64)
         arrays = as_rows(extended, 2), as_rows(weight.t().clone(), 1), as_rows(grad, 2)
-        over_rows(backward, extended, *arrays, grad_extended.numpy(), sums.numpy())
+        over_rows(short_conv_backward, extended, *arrays, grad_extended.numpy(), sums.numpy())
         return grad_extended, sums.sum(0).t().to(weight.dtype)
 
 

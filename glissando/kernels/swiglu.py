@@ -53,10 +53,10 @@ def _forward(ctx: Any, h: Tensor, by_kernel: bool) -> Tensor:
         ctx.save_for_backward(h)
         ctx.by_kernel = by_kernel
     if by_kernel:
-        from glissando.kernels.swiglu_numba import forward
+        from glissando.kernels.layers_numba import swiglu_forward
 
         y = h.new_empty(*h.shape[:-1], h.shape[-1] // 2)
-        over_rows(forward, _tokens(h), _rows(h), _rows(y))
+        over_rows(swiglu_forward, _tokens(h), _rows(h), _rows(y))
         return y
     gate, up = h.chunk(2, -1)
     return F.silu(gate).mul_(up)
@@ -73,9 +73,9 @@ class _SwiGLU(torch.autograd.Function):
         (h,) = ctx.saved_tensors
         grad_h = torch.empty_like(h, memory_format=torch.contiguous_format)
         if ctx.by_kernel:
-            from glissando.kernels.swiglu_numba import backward
+            from glissando.kernels.layers_numba import swiglu_backward
 
-            over_rows(backward, _tokens(h), _rows(h), _rows(grad), _rows(grad_h))
+            over_rows(swiglu_backward, _tokens(h), _rows(h), _rows(grad), _rows(grad_h))
             return grad_h, None
         gate, up = h.chunk(2, -1)
         grad_gate, grad_up = grad_h.chunk(2, -1)

@@ -27,17 +27,17 @@ and from there to tau, tanh and its argument, whose share of dx_{t-1} joins conj
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
 from typing import Any, Literal, NamedTuple, get_args
 
 import torch
 from torch import Tensor
 
-from glissando.errors import InputError, unknown_name
+from glissando.errors import InputError
 from glissando.kernels.compiled import (
     HAS_TRITON,
     as_rows,
     over_rows,
+    require_backend,
     require_shapes,
     require_triton,
     require_types,
@@ -48,8 +48,6 @@ from glissando.kernels.loop import exporting, over_time
 from glissando.kernels.plain import resolved, underlying, without_derivatives
 
 Backend = Literal["auto", "reference", "numba", "triton"]
-#: F: (x_{t-1} (B, N, 2), b, z and the time of one token, *weights) -> x_t, mode by mode
-Step = Callable[..., Tensor]
 Form = Literal["numba", "triton"]
 
 
@@ -95,8 +93,7 @@ def liquid(
     _check(b, z, modes, x0, dt)
     impulse = impulse and dt is not None
     backend = resolved(backend)
-    if backend not in get_args(Backend):
-        raise unknown_name("liquid backend", backend, sorted(get_args(Backend)))
+    require_backend("liquid", backend, get_args(Backend))
     if exporting():
         return _loop(b, z, modes, x0, dt, coupled, impulse)
     form = _kernel(backend, b)
@@ -107,19 +104,13 @@ def liquid(
     if form is not None:
         reused = packed if form == "numba" and dt is None else None
         return _run(None, b, z, x0, reused or pack(modes, dt, form, impulse), coupled)
-    time = b.new_ones(1, 1).expand(b.shape[:2]) if dt is None else dt
-    pairs = b if b.ndim == 4 else torch.stack([b, torch.zeros_like(b)], -1)
     if backend == "auto":
         warn_of_the_loop("liquid", b)
-    weights = tuple(w for w in modes if w is not None)
-    return _sequential(_step(coupled, impulse), x0, (pairs, z, time.to(b.dtype)), weights)
-
-
-def _sequential(step: Step, x0: Tensor, inputs: Sequence[Tensor], weights: Sequence[Tensor]) -> Tensor:
-    """The definition, one step after the other, under autograd."""
+    time = b.new_ones(1, 1).expand(b.shape[:2]) if dt is None else dt.to(b.dtype)
+    pairs = b if b.ndim == 4 else torch.stack([b, torch.zeros_like(b)], -1)
     x, steps = x0, []
-    for now in zip(*(tensor.unbind(1) for tensor in inputs), strict=True):
-        x = step(x, *now, *weights)
+    for now in zip(pairs.unbind(1), z.unbind(1), time.unbind(1), strict=True):
+        x = _step(x, *now, modes, coupled, impulse)
         steps.append(x)
     return torch.stack(steps, 1)
 
@@ -139,13 +130,14 @@ def _kernel(backend: str, b: Tensor) -> Form | None:
 
 def _loop(b: Tensor, z: Tensor, modes: Modes, x0: Tensor, dt: Tensor | None, coupled: bool, impulse: bool) -> Tensor:
     """The definition as one operation of a graph, for any length."""
-    run, weights = _step(coupled, impulse), tuple(w for w in modes if w is not None)
+    weights = tuple(w for w in modes if w is not None)
 
     def step(
         carry: tuple[Tensor, ...], now: tuple[Tensor, ...], *constants: Tensor
     ) -> tuple[tuple[Tensor, ...], Tensor]:
         entry = now[0] if b.ndim == 4 else torch.stack([now[0], torch.zeros_like(now[0])], -1)
-        x = run(carry[0], entry, *now[1:], *constants)
+        pre, time, *vectors = *now[1:], *constants
+        x = _step(carry[0], entry, pre, time, Modes(*vectors), coupled, impulse)
         return (x,), x
 
     if dt is None:
@@ -169,12 +161,8 @@ def require_time(dt: Tensor, name: str = "dt") -> None:
 
 def time_constants(z: Tensor, past: Tensor, modes: Modes) -> Tensor:
     """tau (B, T, N) for z (B, T, N) and the state before each token, past (B, T, N, 2)."""
-    return modes.tau * (1 + modes.adaptation * _adapted(z, past, modes))
-
-
-def _adapted(z: Tensor, past: Tensor, modes: Modes) -> Tensor:
-    """phi, by which tau adapts, from -1 to 1."""
-    return torch.tanh(z if modes.state is None else z + (past * modes.state).sum(-1))
+    phi = torch.tanh(z if modes.state is None else z + (past * modes.state).sum(-1))
+    return modes.tau * (1 + modes.adaptation * phi)
 
 
 def _check(b: Tensor, z: Tensor, modes: Modes, x0: Tensor, dt: Tensor | None) -> None:
@@ -182,20 +170,17 @@ def _check(b: Tensor, z: Tensor, modes: Modes, x0: Tensor, dt: Tensor | None) ->
         raise ValueError(f"liquid: z must be (batch, time >= 1, modes), got {tuple(z.shape)}")
     pair = (2,) if b.ndim == 4 else ()
     size = z.shape[2]
-    vectors = {
-        name: (w, (size, 2) if name == "state" else (size,)) for name, w in modes._asdict().items() if w is not None
-    }
-    require_shapes("liquid", b=(b, (*z.shape, *pair)), x0=(x0, (z.shape[0], size, 2)), **vectors)
-    require_types("liquid", b=b, z=z, x0=x0, **{name: w for name, w in modes._asdict().items() if w is not None})
+    vectors = {name: w for name, w in modes._asdict().items() if w is not None}
+    shapes = {name: (w, (size, 2) if name == "state" else (size,)) for name, w in vectors.items()}
+    require_shapes("liquid", b=(b, (*z.shape, *pair)), x0=(x0, (z.shape[0], size, 2)), **shapes)
+    require_types("liquid", b=b, z=z, x0=x0, **vectors)
     if dt is not None:
         require_shapes("liquid", dt=(dt, tuple(z.shape[:2])))
         if not torch.compiler.is_compiling():  # a graph depends on no value
             require_time(dt)
 
 
-def _rates(
-    z: Tensor, past: Tensor, modes: Modes, time: Tensor, coupled: bool, impulse: bool
-) -> tuple[Tensor, ...]:  # fmt: skip
+def _rates(z: Tensor, past: Tensor, modes: Modes, time: Tensor, coupled: bool, impulse: bool) -> tuple[Tensor, ...]:
     """lambda and c of the module's docstring, each as real and imaginary part."""
     rate = 1 / time_constants(z, past, modes)
     k = modes.step * time.unsqueeze(-1)
@@ -215,15 +200,13 @@ def _grown(exponent: Tensor, angle: Tensor) -> tuple[Tensor, Tensor]:
     return one_less, (growth + 1) * torch.sin(angle)
 
 
-def _step(coupled: bool, impulse: bool) -> Step:
-    def step(x: Tensor, b: Tensor, z: Tensor, time: Tensor, *weights: Tensor) -> Tensor:
-        keep, turn, c_real, c_imag = _rates(z, x, Modes(*weights), time, coupled, impulse)
-        (u, v), (p, q) = x.unbind(-1), b.unbind(-1)
-        return torch.stack(
-            [keep * u - turn * v + c_real * p - c_imag * q, turn * u + keep * v + c_imag * p + c_real * q], -1
-        )
-
-    return step
+def _step(x: Tensor, b: Tensor, z: Tensor, time: Tensor, modes: Modes, coupled: bool, impulse: bool) -> Tensor:
+    """x_t (B, N, 2) from x_{t-1}, and from b, z and the time of one token."""
+    keep, turn, c_real, c_imag = _rates(z, x, modes, time, coupled, impulse)
+    (u, v), (p, q) = x.unbind(-1), b.unbind(-1)
+    return torch.stack(
+        [keep * u - turn * v + c_real * p - c_imag * q, turn * u + keep * v + c_imag * p + c_real * q], -1
+    )
 
 
 # ---------------------------------------------------------------------- by a kernel

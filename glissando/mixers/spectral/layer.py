@@ -41,9 +41,7 @@ from glissando.kernels.precise import widest
 from glissando.kernels.scan import scan_pairs
 from glissando.mixers.base import Context, Mixer, Picture, initialized, last_real, placement, register_mixer
 from glissando.mixers.memory import starting_turns
-from glissando.mixers.spectral.one_pass import gated_scan, has_kernel
-from glissando.mixers.spectral.phase_gate import phase_gate
-from glissando.mixers.spectral.rational_filter import rational_filter
+from glissando.mixers.spectral.operators import gated_scan, has_kernel, phase_gate, rational_filter
 from glissando.precision import exact, without_autocast
 from glissando.state import zeros_position
 from glissando.widening import Grows, Growth, Lift, Table, join, linear, spread, tables, tile

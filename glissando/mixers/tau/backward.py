@@ -23,92 +23,51 @@ import numpy as np
 
 from glissando.kernels.compiled import kernel
 
-from .cut import (
-    _BLOCK,
-    _exp,
-    gather,
-    partition,
-    running,
-    scratch_for,
-    smallest_cover,
-    start_of,
-    strictly,
-)
+from .cut import _BLOCK, _exp, gather, partition, running, scratch_for, start_of, strictly, widest_from
 
 #: what is summed for each query: ds, p sign and ds sign, p |q - k| / T and ds |q - k| / T
 _DS, _SIGN, _DS_SIGN, _GAP, _DS_GAP, _SUMS = range(6)
 
 
 @kernel
-def _queries_up(work, n_queries, v, g, delta, lse, sums, with_lag):
-    """What the keys below give to the sums of each query."""
+def _queries(work, n_keys, n_queries, v, g, delta, lse, sums, with_lag, is_up):
+    """What the keys below give to the sums of each query; or, not `is_up`, those above, with the other sign."""
     s, lag, size = work.s, work.lag, work.s.shape[0]
+    factors, top, ends = work.up, work.top_up, work.strict
+    if not is_up:
+        factors, top, ends = work.down, work.top_down, work.below
+    sign, begin = (1, 0) if is_up else (-1, n_keys - 1)
     s[:] = 0
     lag[:] = 0
     zero = s.dtype.type(0)
-    one, one_lag, r = zero, zero, 0
-    for i in range(n_queries):
-        n, item = work.strict[i], work.queries[i]
-        while r < n:
-            row, a, w = work.keys[r], work.up[0, r], work.up[1, r]
-            if with_lag and r > 0:
-                step = s.dtype.type(work.x[r] - work.x[r - 1])
+    one, one_lag, seen = zero, zero, 0
+    for number in range(n_queries):
+        i = number if is_up else n_queries - 1 - number
+        item, n = work.queries[i], ends[i] if is_up else n_keys - ends[i]
+        while seen < n:
+            r = begin + sign * seen
+            row, a, w = work.keys[r], factors[0, r], factors[1, r]
+            if with_lag and seen > 0:
+                step = s.dtype.type(sign * (work.x[r] - work.x[r - sign]))
                 one_lag = a * (one_lag + step * one)
                 for d in range(size):
                     lag[d] = a * (lag[d] + step * s[d])
             one = a * one + w
             for d in range(size):
                 s[d] = a * s[d] + w * v[row, d]
-            r += 1
+            seen += 1
         if n == 0:
             continue
-        c, dot, dot_lag = _exp(s.dtype.type(work.top_up[n - 1] - work.y[i] - lse[item])), zero, zero
+        nearest = begin + sign * (n - 1)
+        c, dot, dot_lag = _exp(s.dtype.type(top[nearest] - sign * work.y[i] - lse[item])), zero, zero
         for d in range(size):
             dot += g[item, d] * s[d]
         ds = np.float64(c * (dot - delta[item] * one))
         sums[item, _DS] += ds
-        sums[item, _SIGN] += c * one
-        sums[item, _DS_SIGN] += ds
+        sums[item, _SIGN] += sign * (c * one)
+        sums[item, _DS_SIGN] += sign * ds
         if with_lag:
-            gap = work.y[i] - work.x[n - 1]
-            for d in range(size):
-                dot_lag += g[item, d] * lag[d]
-            sums[item, _GAP] += gap * (c * one) + c * one_lag
-            sums[item, _DS_GAP] += gap * ds + c * (dot_lag - delta[item] * one_lag)
-
-
-@kernel
-def _queries_down(work, n_keys, n_queries, v, g, delta, lse, sums, with_lag):
-    """The same of the keys above, with the other sign."""
-    s, lag, size = work.s, work.lag, work.s.shape[0]
-    s[:] = 0
-    lag[:] = 0
-    zero = s.dtype.type(0)
-    one, one_lag, r = zero, zero, n_keys - 1
-    for i in range(n_queries - 1, -1, -1):
-        n, item = work.below[i], work.queries[i]
-        while r >= n:
-            row, a, w = work.keys[r], work.down[0, r], work.down[1, r]
-            if with_lag and r < n_keys - 1:
-                step = s.dtype.type(work.x[r + 1] - work.x[r])
-                one_lag = a * (one_lag + step * one)
-                for d in range(size):
-                    lag[d] = a * (lag[d] + step * s[d])
-            one = a * one + w
-            for d in range(size):
-                s[d] = a * s[d] + w * v[row, d]
-            r -= 1
-        if n == n_keys:
-            continue
-        c, dot, dot_lag = _exp(s.dtype.type(work.top_down[n] + work.y[i] - lse[item])), zero, zero
-        for d in range(size):
-            dot += g[item, d] * s[d]
-        ds = np.float64(c * (dot - delta[item] * one))
-        sums[item, _DS] += ds
-        sums[item, _SIGN] -= c * one
-        sums[item, _DS_SIGN] -= ds
-        if with_lag:
-            gap = work.x[n] - work.y[i]
+            gap = sign * (work.y[i] - work.x[nearest])
             for d in range(size):
                 dot_lag += g[item, d] * lag[d]
             sums[item, _GAP] += gap * (c * one) + c * one_lag
@@ -163,55 +122,35 @@ def _loosely(x, others, n_x, n_others, before, loose):
 
 
 @kernel
-def _keys_up(work, n_keys, v, g, delta, dv, de, dk):
-    """What the queries below give to the keys: dv, de, and dk times T."""
+def _keys(work, n_keys, n_queries, v, g, delta, dv, de, dk, is_up):
+    """What the queries below give to the keys, or, not `is_up`, those above: dv, de, and dk times T."""
     s, size = work.s, work.s.shape[0]
+    factors, top, ends = work.up, work.top_up, work.before
+    if not is_up:
+        factors, top, ends = work.down, work.top_down, work.loose
+    sign, begin = (1, 0) if is_up else (-1, n_queries - 1)
     s[:] = 0
     zero = s.dtype.type(0)
-    along, i = zero, 0
-    for r in range(n_keys):
-        n, key = work.before[r], work.keys[r]
-        while i < n:
-            row, a, w = work.queries[i], work.up[0, i], work.up[1, i]
+    along, seen = zero, 0
+    for number in range(n_keys):
+        r = number if is_up else n_keys - 1 - number
+        key, n = work.keys[r], ends[r] if is_up else n_queries - ends[r]
+        while seen < n:
+            i = begin + sign * seen
+            row, a, w = work.queries[i], factors[0, i], factors[1, i]
             along = a * along + w * delta[row]
             for d in range(size):
                 s[d] = a * s[d] + w * g[row, d]
-            i += 1
+            seen += 1
         if n == 0:
             continue
-        c, dot = _exp(s.dtype.type(work.top_up[n - 1] - work.x[r] + work.e[r])), zero
+        c, dot = _exp(s.dtype.type(top[begin + sign * (n - 1)] - sign * work.x[r] + work.e[r])), zero
         for d in range(size):
             dot += s[d] * v[key, d]
             dv[key, d] += c * s[d]
         ds = c * (dot - along)
         de[key] += ds
-        dk[key] -= ds
-
-
-@kernel
-def _keys_down(work, n_keys, n_queries, v, g, delta, dv, de, dk):
-    """What the queries above give to the keys."""
-    s, size = work.s, work.s.shape[0]
-    s[:] = 0
-    zero = s.dtype.type(0)
-    along, i = zero, n_queries - 1
-    for r in range(n_keys - 1, -1, -1):
-        n, key = work.loose[r], work.keys[r]
-        while i >= n:
-            row, a, w = work.queries[i], work.down[0, i], work.down[1, i]
-            along = a * along + w * delta[row]
-            for d in range(size):
-                s[d] = a * s[d] + w * g[row, d]
-            i -= 1
-        if n == n_queries:
-            continue
-        c, dot = _exp(s.dtype.type(work.top_down[n] + work.x[r] + work.e[r])), zero
-        for d in range(size):
-            dot += s[d] * v[key, d]
-            dv[key, d] += c * s[d]
-        ds = c * (dot - along)
-        de[key] += ds
-        dk[key] += ds
+        dk[key] -= sign * ds
 
 
 @kernel
@@ -241,16 +180,16 @@ def _cut(q, k, e, v, g, delta, lse, inverse, sums, dk, de, dv, work, n_keys, n_q
     strictly(work.x, work.y, n_queries, work.below, work.strict)
     running(work.x, work.e, n_keys, True, work.top_up, work.up)
     running(work.x, work.e, n_keys, False, work.top_down, work.down)
-    _queries_up(work, n_queries, v, g, delta, lse, sums, with_lag)
-    _queries_down(work, n_keys, n_queries, v, g, delta, lse, sums, with_lag)
+    _queries(work, n_keys, n_queries, v, g, delta, lse, sums, with_lag, True)
+    _queries(work, n_keys, n_queries, v, g, delta, lse, sums, with_lag, False)
     _queries_equal(work, n_queries, v, g, delta, lse, sums)
     for i in range(n_queries):
         work.f[i] = -lse[work.queries[i]]
     _loosely(work.x, work.y, n_keys, n_queries, work.before, work.loose)
     running(work.y, work.f, n_queries, True, work.top_up, work.up)
     running(work.y, work.f, n_queries, False, work.top_down, work.down)
-    _keys_up(work, n_keys, v, g, delta, dv, de, dk)
-    _keys_down(work, n_keys, n_queries, v, g, delta, dv, de, dk)
+    _keys(work, n_keys, n_queries, v, g, delta, dv, de, dk, True)
+    _keys(work, n_keys, n_queries, v, g, delta, dv, de, dk, False)
     _keys_equal(work, n_keys, v, g, delta, dv, de)
 
 
@@ -291,31 +230,24 @@ def _direct(q, k, e, v, g, delta, lse, past, inverse, first, last, sums, dk, de,
 
 
 @kernel
-def _head(q, k, e, v, g, delta, lse, past, inverse, order, sums, dk, de, dv, work, ids, stack, with_lag):
+def _head(q, k, e, v, g, delta, lse, past, inverse, order, sums, dk, de, dv, work, ids, with_lag):
     """dk becomes T dk: the caller divides."""
     length, n_keys = q.shape[0], k.shape[0]
     end = start_of(ids, order, n_keys, past, length)
     if past > 0:
         keys, queries = partition(ids, 0, end, past, n_keys, past, work)
         _cut(q, k, e, v, g, delta, lse, inverse, sums, dk, de, dv, work, keys, queries, with_lag)
-    stack[0, 0], stack[0, 1] = 0, smallest_cover(length)
-    depth = 1
-    while depth > 0:
-        depth -= 1
-        first, width = stack[depth, 0], stack[depth, 1]
-        last = min(first + width, length)
-        if width == _BLOCK:
-            _direct(q, k, e, v, g, delta, lse, past, inverse, first, last, sums, dk, de, dv, work)
-            continue
-        half = width // 2
-        if first + half < last:
-            at, until = past + 2 * first, past + 2 * last
-            keys, queries = partition(ids, at, until, past + first + half, n_keys, past, work)
-            _cut(q, k, e, v, g, delta, lse, inverse, sums, dk, de, dv, work, keys, queries, with_lag)
-            stack[depth, 0], stack[depth, 1] = first + half, half
-            depth += 1
-        stack[depth, 0], stack[depth, 1] = first, half
-        depth += 1
+    for first in range(0, length, _BLOCK):
+        width = widest_from(first, length)
+        while width > _BLOCK:
+            half = width // 2
+            if first + half < length:
+                at, until = past + 2 * first, past + 2 * min(first + width, length)
+                keys, queries = partition(ids, at, until, past + first + half, n_keys, past, work)
+                _cut(q, k, e, v, g, delta, lse, inverse, sums, dk, de, dv, work, keys, queries, with_lag)
+            width = half
+        last = min(first + _BLOCK, length)
+        _direct(q, k, e, v, g, delta, lse, past, inverse, first, last, sums, dk, de, dv, work)
 
 
 @kernel
@@ -335,14 +267,13 @@ def backward(q, k, e, v, g, delta, lse, past, inverse, order, dq, dk, de, dv, fa
     with_lag."""
     length, n_keys = q.shape[1], k.shape[1]
     work = scratch_for(v, max(n_keys, length) + _BLOCK, v.shape[2])
-    ids, stack = np.empty(n_keys + length, np.int32), np.empty((64, 2), np.int64)
-    sums = np.empty((length, _SUMS), np.float64)
+    ids, sums = np.empty(n_keys + length, np.int32), np.empty((length, _SUMS), np.float64)
     for row in range(first, last):
         scale = inverse[row]
         sums[:] = 0
         _head(
             q[row], k[row], e[row], v[row], g[row], delta[row], lse[row], past[row], scale, order[row], sums, dk[row],
-            de[row], dv[row], work, ids, stack, with_lag,
+            de[row], dv[row], work, ids, with_lag,
         )  # fmt: skip
         far[row] = _gathered(sums, scale, dq[row])
         for j in range(n_keys):

@@ -78,30 +78,12 @@ def scratch_for(like, length, size):
         return np.empty(length, like.dtype)
 
     return Scratch(
-        integers(),
-        integers(),
-        integers(),
-        integers(),
-        integers(),
-        integers(),
-        integers(),
-        exact(),
-        exact(),
-        exact(),
-        exact(),
-        exact(),
-        exact(),
-        np.empty((2, length), like.dtype),
-        np.empty((2, length), like.dtype),
-        working(),
-        working(),
-        working(),
-        working(),
-        working(),
-        np.ones(length, like.dtype),
-        np.empty(size, like.dtype),
-        np.empty(size, like.dtype),
-    )
+        integers(), integers(), integers(), integers(), integers(), integers(), integers(),
+        exact(), exact(), exact(), exact(), exact(), exact(),
+        np.empty((2, length), like.dtype), np.empty((2, length), like.dtype),
+        working(), working(), working(), working(), working(), np.ones(length, like.dtype),
+        np.empty(size, like.dtype), np.empty(size, like.dtype),
+    )  # fmt: skip
 
 
 @kernel
@@ -189,8 +171,11 @@ def start_of(ids, order, n_keys, past, n_queries):
 
 
 @kernel
-def smallest_cover(length):
+def widest_from(first, length):
+    """The width of the widest part of time that begins at a block: its halves begin there, too, or half of it later."""
     width = _BLOCK
     while width < length:
         width *= 2
+    while first % width:
+        width //= 2
     return width

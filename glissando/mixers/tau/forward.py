@@ -13,17 +13,7 @@ import numpy as np
 
 from glissando.kernels.compiled import kernel
 
-from .cut import (
-    _BLOCK,
-    _exp,
-    gather,
-    partition,
-    running,
-    scratch_for,
-    smallest_cover,
-    start_of,
-    strictly,
-)
+from .cut import _BLOCK, _exp, gather, partition, running, scratch_for, start_of, strictly, widest_from
 
 #: keys that `single` takes at once
 _STRETCH = 256
@@ -150,7 +140,7 @@ def _direct(q, k, e, v, past, inverse, first, last, m, total, o, work):
 
 
 @kernel
-def _head(q, k, e, v, past, inverse, order, o, lse, work, ids, total, stack):
+def _head(q, k, e, v, past, inverse, order, o, lse, work, ids, total):
     length, n_keys = q.shape[0], k.shape[0]
     o[:] = 0
     total[:] = 0
@@ -159,25 +149,17 @@ def _head(q, k, e, v, past, inverse, order, o, lse, work, ids, total, stack):
     if past > 0:
         keys, queries = partition(ids, 0, end, past, n_keys, past, work)
         _cut(q, k, e, v, inverse, lse, total, o, work, keys, queries)
-    # Depth first: the lower cuts find in the cache what the upper ones have just moved.
-    stack[0, 0], stack[0, 1] = 0, smallest_cover(length)
-    depth = 1
-    while depth > 0:
-        depth -= 1
-        first, width = stack[depth, 0], stack[depth, 1]
-        last = min(first + width, length)
-        if width == _BLOCK:
-            _direct(q, k, e, v, past, inverse, first, last, lse, total, o, work)
-            continue
-        half = width // 2
-        if first + half < last:
-            at = past + 2 * first
-            keys, queries = partition(ids, at, past + 2 * last, past + first + half, n_keys, past, work)
-            _cut(q, k, e, v, inverse, lse, total, o, work, keys, queries)
-            stack[depth, 0], stack[depth, 1] = first + half, half
-            depth += 1
-        stack[depth, 0], stack[depth, 1] = first, half
-        depth += 1
+    # Each part of time before its halves: the lower cuts find in the cache what the upper ones have just moved.
+    for first in range(0, length, _BLOCK):
+        width = widest_from(first, length)
+        while width > _BLOCK:
+            half = width // 2
+            if first + half < length:
+                at, until = past + 2 * first, past + 2 * min(first + width, length)
+                keys, queries = partition(ids, at, until, past + first + half, n_keys, past, work)
+                _cut(q, k, e, v, inverse, lse, total, o, work, keys, queries)
+            width = half
+        _direct(q, k, e, v, past, inverse, first, min(first + _BLOCK, length), lse, total, o, work)
 
 
 @kernel
@@ -186,23 +168,8 @@ def forward(q, k, e, v, past, inverse, order, o, lse, first, last):
     length, n_keys = q.shape[1], k.shape[1]
     work = scratch_for(v, max(n_keys, length) + _BLOCK, v.shape[2])
     ids, total = np.empty(n_keys + length, np.int32), np.empty(length, v.dtype)
-    stack = np.empty((64, 2), np.int64)
     for row in range(first, last):
-        _head(
-            q[row],
-            k[row],
-            e[row],
-            v[row],
-            past[row],
-            inverse[row],
-            order[row],
-            o[row],
-            lse[row],
-            work,
-            ids,
-            total,
-            stack,
-        )
+        _head(q[row], k[row], e[row], v[row], past[row], inverse[row], order[row], o[row], lse[row], work, ids, total)
 
 
 @kernel
