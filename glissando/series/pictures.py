@@ -115,8 +115,8 @@ def _grid(count: int) -> tuple[Any, list[Any]]:
     return figure, every[:count]
 
 
-def draw_forecasts(tracks: Sequence[Track], out: Path, unit: str, share: float = _SHARE) -> Path:
-    """Each track's values as points, and its forecasts as a line within the central interval of `share`, over the time
+def draw_forecasts(tracks: Sequence[Track], out: Path, unit: str) -> Path:
+    """Each track's values as points, and its forecasts as a line within the central interval, over the time
     since the first of them."""
     factor, unit = readable(unit, max(float(np.ptp(track.at)) for track in tracks))
     figure, every = _grid(len(tracks))
@@ -126,7 +126,7 @@ def draw_forecasts(tracks: Sequence[Track], out: Path, unit: str, share: float =
             for part in (factor * (track.at - track.at[0]), track.middle, track.low, track.high)
         )
         if track.low is not None:
-            axes.fill_between(at, *ends, color="#0b6e99", alpha=0.2, linewidth=0, label=f"{share:.0%} interval")
+            axes.fill_between(at, *ends, color="#0b6e99", alpha=0.2, linewidth=0, label=f"{_SHARE:.0%} interval")
         axes.plot(at, middle, color="#0b6e99", linewidth=1.4, label="forecast")
         axes.plot(factor * (track.times - track.at[0]), track.values, ".", color="#222222", markersize=4, label="value")
         axes.set_title(f"{track.channel}{f' of {track.series}' if track.series else ''}", fontsize=10)
