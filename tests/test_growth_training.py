@@ -124,7 +124,10 @@ def test_the_published_recipe_of_the_factors():
     assert kept["depth.blocks.0.mlp.up.bias"] == [1.0, 2.0]
     assert kept["head.weight"] == [0.5, 2.0]
     share = Share(*kept["depth.blocks.0.mlp.up.weight"])
-    assert (share.rate, share.decay, share.eps, share.norm) == (0.5, 2.0, 0.5, 1.0)
+    assert (share.rate, share.eps, share.norm) == (0.5, 0.5, 1.0)
+    groups = optimizer_groups(grown.model, kept, 0.1, 1e-8)
+    readers = next(group for group in groups if "depth.blocks.0.mlp.up.weight" in group["names"])
+    assert (readers["rate"], readers["weight_decay"]) == (0.5, 0.2)
     for name, ratio in (("depth.blocks.0.mlp.up.weight", 0.5), ("embedding.weight", 0.5), ("head.weight", 1.0)):
         ones = torch.ones_like(dict(model.named_parameters())[name])
         assert grown.moment(name, ones, 1).unique().tolist() == [ratio]
