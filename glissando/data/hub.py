@@ -6,7 +6,7 @@ import hashlib
 import importlib
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -25,7 +25,6 @@ from glissando.storage import kept
 #: short names of data sets people ask for
 KNOWN = {"tinystories": "roneneldan/TinyStories"}
 _SEPARATOR = f"\n{END_OF_TEXT}\n"
-_NETWORK = re.compile("connect|timeout|timedout|offline|network|nameresolution|maxretry", re.IGNORECASE)
 _LOCAL = "use a local file instead: --data.kind text --data.path FILE, or --text FILE of `glissando laplacian`"
 _TEXT = "text.txt"
 _CHUNK = 1 << 16  # characters of a stream that are tokenised at once, or about a batch if that is more
@@ -41,12 +40,6 @@ class HubSplit:
     subset: str | None = None
     revision: str | None = None
     max_bytes: int | None = None
-    file: str | None = None
-
-    @property
-    def is_plain_text(self) -> bool:
-        """Whether the rows are the lines of a text file, which has its own marks between documents."""
-        return self.file is not None and ".txt" in Path(self.file).suffixes
 
     def texts(self, skipped: int = 0) -> Iterator[str]:
         """The text of each row from the row `skipped` on, NUL characters dropped.
@@ -54,18 +47,24 @@ class HubSplit:
         Raises DataError without the `datasets` package, without a network, or if there is no such data set, split or
         field.
         """
-        files = {} if self.file is None else {"data_files": {self.split: self.file}}
+        files: dict[str, Any] = {"data_files": {"train": self.split}} if is_file(self.split) else {}
         try:
             stream = importlib.import_module("datasets").load_dataset(
                 KNOWN.get(self.name.lower(), self.name),
                 self.subset,
-                split=self.split,
+                split="train" if files else self.split,
                 revision=self.revision,
                 streaming=True,
                 **files,
             )
             for row in stream.skip(skipped) if skipped else stream:
-                yield self._text(row)
+                text = row.get(self.text_field)
+                if not isinstance(text, str):
+                    raise DataError(
+                        f"{self.name!r} has no text field {self.text_field!r}, only {', '.join(sorted(row))}; "
+                        "name one with --data.text_field"
+                    )
+                yield text.replace("\0", "").encode("utf-8", "ignore").decode()
         except DataError:
             raise
         except ImportError as error:
@@ -73,46 +72,33 @@ class HubSplit:
                 f"data sets by name need `datasets` ({error}): pip install -e '.[hf]' in a checkout, or {_LOCAL}"
             ) from None
         except Exception as error:  # the library raises many types
-            what = f"split {self.split!r}" if self.file is None else f"file {self.file!r}"
-            what = f"{what} of the data set {self.name!r}"
-            if _is_network(error):
-                raise DataError(f"no network: could not reach {what} ({error}); {_LOCAL}") from error
             raise DataError(
-                f"could not read {what} ({type(error).__name__}: {error}); check both names, or {_LOCAL}"
+                f"could not read {'file' if files else 'split'} {self.split!r} of the data set {self.name!r} "
+                f"({type(error).__name__}: {error}); check both names and the network, or {_LOCAL}"
             ) from error
 
-    def _text(self, row: Mapping[str, object]) -> str:
-        text = row.get(self.text_field)
-        if not isinstance(text, str):
-            raise DataError(
-                f"{self.name!r} has no text field {self.text_field!r}, only {', '.join(sorted(row))}; "
-                "name one with --data.text_field"
-            )
-        return text.replace("\0", "").encode("utf-8", "ignore").decode()
 
-
-def part(options: DataSetOptions, split: str, role: str, max_bytes: int | None = None) -> HubSplit:
-    """What `split`, a split or a file of the data set, names; a file is read as the split `role`."""
-    o, file = options, split if is_file(split) else None
-    return HubSplit(o.name, role if file else split, o.text_field, o.subset, o.revision, max_bytes, file)
+def part(o: DataSetOptions, split: str, max_bytes: int | None = None) -> HubSplit:
+    return HubSplit(o.name, split, o.text_field, o.subset, o.revision, max_bytes)
 
 
 def fetch(split: HubSplit) -> Path:
     """The split as a text file in the cache: its documents, each followed by a line `<|endoftext|>`.
 
-    Of a file NAME.txt (`file`) the lines stand as they are, the line `<|endoftext|>` between documents included.
+    Of a file NAME.txt the lines stand as they are, the line `<|endoftext|>` between documents included.
 
     It is checked at every use, and fetched again where it has changed; a fetch that breaks off leaves nothing.
     Raises DataError as `HubSplit.texts`, and where there is no text.
     """
-    end = "\n" if split.is_plain_text else _SEPARATOR
+    is_plain = is_file(split.split) and ".txt" in Path(split.split).suffixes
+    end = "\n" if is_plain else _SEPARATOR
 
     def fill(folder: Path) -> None:
         n_texts = 0
         with (folder / _TEXT).open("wb") as file:
             for text in split.texts():
                 n_texts += bool(text)
-                if text or split.is_plain_text:
+                if text or is_plain:
                     file.write((text + end).encode())
                 if split.max_bytes is not None and file.tell() >= split.max_bytes:
                     break
@@ -120,16 +106,8 @@ def fetch(split: HubSplit) -> Path:
             raise DataError(f"split {split.split!r} of the data set {split.name!r} has no text in {split.text_field!r}")
 
     key = hashlib.sha256(json.dumps(asdict(split)).encode()).hexdigest()[:12]
-    return kept(cache_dir("hub") / f"{re.sub(r'[^A-Za-z0-9]+', '-', split.name)}-{split.split}-{key}", fill) / _TEXT
-
-
-def _is_network(error: BaseException | None) -> bool:
-    """Whether the error or a cause of it is of a connection."""
-    while error is not None:
-        if isinstance(error, ConnectionError | TimeoutError) or _NETWORK.search(type(error).__name__):
-            return True
-        error = error.__cause__ or error.__context__
-    return False
+    name = re.sub(r"[^A-Za-z0-9]+", "-", f"{split.name} {split.split} {key}")
+    return kept(cache_dir("hub") / name, fill) / _TEXT
 
 
 class HubCorpus(TextCorpus):
@@ -142,8 +120,8 @@ class HubCorpus(TextCorpus):
     def __init__(self, tokenizer: Tokenizer | None = None, **options: Any) -> None:
         """By the keywords of `HubOptions`."""
         o = HubOptions(**options)
-        valid = None if o.valid_split is None else fetch(part(o, o.valid_split, "validation", o.max_valid_bytes))
-        train = fetch(part(o, o.train_split, "train", o.max_bytes))
+        valid = None if o.valid_split is None else fetch(part(o, o.valid_split, o.max_valid_bytes))
+        train = fetch(part(o, o.train_split, o.max_bytes))
         windows = ("seq_len", "batch_size", "seed", "stride", "ascii_only", "max_valid_bytes")
         super().__init__(tokenizer, path=train, valid_path=valid, **{name: getattr(o, name) for name in windows})
 
@@ -166,9 +144,9 @@ class HubStreamCorpus(Corpus):
         """By the keywords of `HubStreamOptions`. The order is the data set's, whatever the seed."""
         o = HubStreamOptions(**options)
         self.tokenizer, self.seq_len, self.batch_size = tokenizer or ByteTokenizer(), o.seq_len, o.batch_size
-        self._split, self._max_bytes = part(o, o.train_split, "train"), o.max_bytes
+        self._split, self._max_bytes = part(o, o.train_split), o.max_bytes
         self._held_out, n_bytes, n_rows = list[str](), 0, 0
-        for text in (part(o, o.valid_split, "validation") if o.valid_split else self._split).texts():
+        for text in (part(o, o.valid_split) if o.valid_split else self._split).texts():
             if n_bytes >= o.max_valid_bytes:
                 break
             self._held_out += [text] if text else []
