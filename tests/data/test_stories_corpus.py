@@ -8,18 +8,12 @@ import pytest
 import torch
 
 from glissando.data.base import IGNORED, Shard
-from glissando.data.stories import (
-    ParseError,
-    StoriesCorpus,
-    entropy_floor,
-    generate,
-    oracle,
-    parse,
-    story_bits,
-)
-from glissando.data.stories.oracle import word_mood
+from glissando.data.stories.corpus import StoriesCorpus
+from glissando.data.stories.oracle import oracle, word_mood
+from glissando.data.stories.parser import ParseError
+from glissando.data.stories.stories import entropy_floor, generate, parse, story_bits
 from glissando.data.tokenizers import ByteTokenizer
-from glissando.errors import ConfigError, UnknownNameError
+from glissando.errors import UnknownNameError
 
 
 class Bytes(ByteTokenizer):
@@ -52,19 +46,6 @@ def test_training_rows_are_whole_stories(seq_len, at_least):
     assert batch.floor_bits == pytest.approx(sum(story_bits(text) for text in texts), abs=1e-9)
 
 
-def test_training_resumes_exactly_and_shards_partition_the_batch(corpus):
-    straight = list(islice(corpus.batches("train"), 5))
-    resumed = list(islice(corpus.batches("train", start=3), 2))
-    assert all(torch.equal(a.ids, b.ids) for a, b in zip(straight[3:], resumed, strict=True))
-    parts = [next(corpus.batches("train", start=2, shard=Shard(rank, 2))) for rank in range(2)]
-    joined = torch.stack([part.ids for part in parts], 1).flatten(0, 1)
-    assert {part.ids.shape[1] for part in parts} == {straight[2].ids.shape[1]}
-    assert torch.equal(joined, straight[2].ids)
-    rows = {tuple(row.tolist()) for batch in straight for row in batch.ids}
-    assert len(rows) == 20
-    assert sum(part.n_bytes for part in parts) == straight[2].n_bytes
-
-
 def test_held_out_rows_are_whole_stories_with_their_exact_floor(corpus):
     batches = list(corpus.batches("valid"))
     assert [len(batch.ids) for batch in batches] == [4, 4, 4, 4, 2]
@@ -84,17 +65,17 @@ def test_held_out_rows_are_whole_stories_with_their_exact_floor(corpus):
     assert len(list(corpus.batches("valid", start=3))) == 2
 
 
-def test_held_out_shards_stay_in_step_and_score_every_story_once(corpus):
-    whole = list(corpus.batches("valid"))
-    shards = [list(corpus.batches("valid", shard=Shard(rank, 4))) for rank in range(4)]
-    assert all(len(batches) == len(whole) for batches in shards)
-    for k, batch in enumerate(whole):
-        parts = [batches[k] for batches in shards]
-        assert sum(part.n_bytes for part in parts) == batch.n_bytes
-        assert sum(part.floor_bits for part in parts) == pytest.approx(batch.floor_bits, abs=1e-9)
-        assert {part.ids.shape[1] for part in parts} == {batch.ids.shape[1]}
-        scored = sorted(tuple(row.tolist()) for part in parts for row in part.targets if (row != IGNORED).any())
-        assert scored == sorted(tuple(row.tolist()) for row in batch.targets)
+@pytest.mark.parametrize("labelled", [False, True])
+@pytest.mark.parametrize("cut", [False, True])
+def test_order_laws(cut, labelled, order_laws):
+    order_laws(StoriesCorpus(Bytes(), seq_len=256, batch_size=4, seed=7, valid_rows=18, cut=cut, labelled=labelled))
+
+
+def test_the_floor_of_shards_adds_up(corpus):
+    for split in ("train", "valid"):
+        shards = [corpus.batches(split, start=1, shard=Shard(rank, 4)) for rank in range(4)]
+        floors = [sum(next(shard).floor_bits for shard in shards) for _ in range(4)]
+        assert floors == pytest.approx([batch.floor_bits for batch in islice(corpus.batches(split, start=1), 4)])
 
 
 def test_texts_are_whole_stories(corpus):
@@ -141,12 +122,6 @@ def test_prompts_are_held_out_and_decide_no_label(corpus):
 
 def test_the_corpus_states_its_floor(corpus):
     assert corpus.entropy_floor == corpus.describe()["entropy_floor"] == entropy_floor()
-
-
-@pytest.mark.parametrize("name", ["seq_len", "batch_size", "valid_rows"])
-def test_sizes_must_be_positive(name):
-    with pytest.raises(ConfigError, match=name):
-        StoriesCorpus(Bytes(), **{name: 0})
 
 
 def test_an_unknown_split_is_refused_at_once(corpus):

@@ -18,12 +18,10 @@ from __future__ import annotations
 
 import re
 from bisect import bisect
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
 from math import fsum, log2
-
-_LONGEST_HEAD = 80  # a longer opening is compared in the general way
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -94,7 +92,6 @@ class Choice:
     cumulative: tuple[float, ...] = ()
     #: the text that each alternative opens with, where none of it depends on a slot; else None
     heads: tuple[str, ...] | None = None
-    _sorted: tuple[tuple[str, int], ...] = ()
 
     def __post_init__(self) -> None:
         total = fsum(self.weights)
@@ -103,24 +100,11 @@ class Choice:
         # Without the last entry bisect can never step past the last alternative, whatever the rounding.
         self.cumulative = tuple(accumulate(self.probabilities))[:-1]
         heads = [literal_head(nodes) for nodes in self.alternatives]
-        if all(head is not None for head in heads):
-            self.heads = tuple(head for head in heads if head is not None)
-            self._sorted = tuple(sorted((head, k) for k, head in enumerate(self.heads)))
-
-    def match(self, text: str, at: int) -> int | None:
-        """The alternative whose head `text` has at `at`, for a choice with `heads`.
-
-        No head is a prefix of another one, so the only candidate is the last in order that is not after the text.
-        """
-        following = text[at : at + _LONGEST_HEAD]
-        place = bisect(self._sorted, (following, len(self._sorted))) - 1
-        if place < 0 or not following.startswith(self._sorted[place][0]):
-            return None
-        return self._sorted[place][1]
+        self.heads = None if None in heads else tuple(heads)  # type: ignore[arg-type]
 
 
 def literal_head(nodes: Seq) -> str | None:
-    """The text `nodes` open with up to their first choice, None if it depends on a slot (or is very long)."""
+    """The text `nodes` open with up to their first choice, None if it depends on a slot."""
     written = ""
     here: dict[str, Item] = {}
     for node in nodes:
@@ -134,7 +118,7 @@ def literal_head(nodes: Seq) -> str | None:
             break
         else:
             return None
-    return written if len(written) <= _LONGEST_HEAD else None
+    return written
 
 
 Node = Text | Ref | Bind | Copy | Swap | Total | Switch | Choice
@@ -318,3 +302,47 @@ def joint_choice(alternatives: Sequence[Seq], weights: Sequence[float]) -> Choic
 def _undecided(node: Node) -> bool:
     """Whether `node`, at the start of an alternative, leaves the alternatives alike."""
     return isinstance(node, Bind | Copy | Swap | Ref) or (isinstance(node, Text) and not node.text.strip())
+
+
+# ---------------------------------------------------------------------- texts
+
+
+def draw(root: Seq, uniform: Callable[[], float]) -> tuple[str, float, dict[str, Item]]:
+    """A text, its information in bits, and what the slots hold at its end; `uniform` yields numbers in [0, 1), one for
+    each choice."""
+    slots: dict[str, Item] = {}
+    out: list[str] = []
+    bits: list[float] = []
+    # The checks run in the order of how often each kind of node occurs: this loop is the corpus's speed.
+    write = out.append
+
+    def run(seq: Seq) -> None:
+        for node in seq:
+            kind = type(node)
+            if kind is Text:
+                write(node.text)  # type: ignore[union-attr]
+            elif kind is Choice:
+                k = bisect(node.cumulative, uniform())  # type: ignore[union-attr]
+                bits.append(node.bits[k])  # type: ignore[union-attr]
+                run(node.alternatives[k])  # type: ignore[union-attr]
+            elif kind is Ref:
+                write(slots[node.slot].forms[node.form])  # type: ignore[union-attr]
+            elif kind is Switch:
+                run(node.branches[slots[node.slot].key])  # type: ignore[union-attr]
+            else:
+                assign(node, slots)
+
+    run(root)
+    return "".join(out), fsum(bits), slots
+
+
+def assign(node: object, slots: dict[str, Item]) -> None:
+    """Carries out a node that writes nothing but changes what slots hold."""
+    if isinstance(node, Bind):
+        slots[node.slot] = node.item
+    elif isinstance(node, Copy):
+        slots[node.slot] = slots[node.source]
+    elif isinstance(node, Swap):
+        slots[node.first], slots[node.second] = slots[node.second], slots[node.first]
+    else:
+        slots[node.slot] = node.of(slots[node.first], slots[node.second])  # type: ignore[attr-defined]

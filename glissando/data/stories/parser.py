@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from math import fsum
 from typing import Self
 
-from glissando.data.stories.grammar import Choice, Item, Ref, Seq, Switch, Text
-from glissando.data.stories.sampler import assign
+from glissando.data.stories.grammar import Choice, Item, Ref, Seq, Switch, Text, assign
 from glissando.errors import DataError
 
 
@@ -40,10 +38,6 @@ class Reader:
             raise ParseError(self.position, ["the end of the text"], self.text, self.slots)
         return self
 
-    @property
-    def total_bits(self) -> float:
-        return fsum(self.bits)
-
     def _sequence(self, seq: Seq) -> None:
         for node in seq:
             if isinstance(node, Text):
@@ -66,9 +60,11 @@ class Reader:
         self.position += len(literal)
 
     def _choice(self, node: Choice) -> None:
-        chosen = node.match(self.text, self.position) if node.heads else self._compare(self._heads(node))
+        """The check at load leaves no way to have two heads at one place."""
+        heads = self._heads(node)
+        chosen = next((k for k, text in enumerate(heads) if self.text.startswith(text, self.position)), None)
         if chosen is None:
-            raise self._departure(self._heads(node))
+            raise self._departure(heads)
         self._follow(node, chosen)
 
     def _follow(self, node: Choice, chosen: int) -> None:
@@ -77,10 +73,6 @@ class Reader:
 
     def _heads(self, node: Choice) -> Sequence[str]:
         return node.heads or [head(alternative, self.slots) for alternative in node.alternatives]
-
-    def _compare(self, heads: Sequence[str]) -> int | None:
-        """The one head that the text has here: the check at load leaves no way to have two."""
-        return next((k for k, text in enumerate(heads) if self.text.startswith(text, self.position)), None)
 
     def _departure(self, options: Sequence[str]) -> ParseError:
         agreed = [_agreement(self.text, self.position, option) for option in options]

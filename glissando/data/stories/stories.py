@@ -6,14 +6,14 @@ import random
 from dataclasses import dataclass
 from functools import cache
 from hashlib import blake2b
+from math import fsum
 from pathlib import Path
 
 import yaml
 
 from glissando.data.stories import lexicon
-from glissando.data.stories.grammar import Builder, Item, Seq, Text
+from glissando.data.stories.grammar import Builder, Item, Seq, Text, draw
 from glissando.data.stories.parser import Reader
-from glissando.data.stories.sampler import draw
 from glissando.errors import unknown_name
 
 END = "\n"  # ends a story: one byte, counted like any other
@@ -30,15 +30,6 @@ class Story:
     """A story with its end marker, its information, its labels and its plot."""
 
     text: str
-    bits: float
-    labels: dict[str, int]
-    plot: str
-
-
-@dataclass(frozen=True)
-class Derivation:
-    """What the parser found in a text."""
-
     bits: float
     labels: dict[str, int]
     plot: str
@@ -72,14 +63,14 @@ def generate(seed: int, split: str, index: int) -> Story:
     if split not in SPLITS:
         raise unknown_name("split", split, SPLITS)
     key = blake2b(f"stories/{split}/{seed}/{index}".encode(), digest_size=16).digest()
-    drawn = draw(grammar(), random.Random(int.from_bytes(key, "big")).random)
-    return Story(drawn.text, drawn.bits, labels_of(drawn.slots), drawn.slots["plot"].key)
+    text, bits, slots = draw(grammar(), random.Random(int.from_bytes(key, "big")).random)
+    return Story(text, bits, labels_of(slots), slots["plot"].key)
 
 
-def parse(text: str) -> Derivation:
-    """The one derivation of a story, end marker included. Raises ParseError where the text departs."""
+def parse(text: str) -> Story:
+    """A story by its one derivation, end marker included. Raises ParseError where the text departs."""
     reader = Reader(text).read_all(grammar())
-    return Derivation(reader.total_bits, labels_of(reader.slots), reader.slots["plot"].key)
+    return Story(text, fsum(reader.bits), labels_of(reader.slots), reader.slots["plot"].key)
 
 
 def story_bits(text: str) -> float:
