@@ -10,7 +10,7 @@ from pydantic import PositiveInt
 
 from glissando.config import options
 from glissando.data.corpora import ShiftOptions, register_corpus
-from glissando.data.hashing import hashed
+from glissando.data.drawn import hashed
 from glissando.data.order import random_below
 from glissando.data.pairs import ANSWERS, FIRST, PRINTABLE, Pair, PairsCorpus, ShiftCorpus, texts_of
 from glissando.data.tokenizers import Tokenizer

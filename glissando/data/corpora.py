@@ -126,7 +126,7 @@ class StoriesOptions(GeneratedOptions):
 class FilesOptions(DataOptions):
     """Options of files of your own.
 
-    path            a file, or of text and jsonl a pattern in quotes: 'corpus/*.txt'
+    path            a file, or a pattern in quotes: 'corpus/*.txt'
     valid_path      a file or pattern to validate on; without it, a part of `path` is held out
     valid_fraction  fraction that is held out, at the end, or of jsonl as one batch of so many
     """
@@ -377,7 +377,7 @@ def build_corpus(config: DataOptions, tokenizer: Tokenizer | None = None) -> Cor
 
 def build_tokenizer(config: DataOptions) -> Tokenizer:
     """The tokenizer that `config` describes; "bpe" reads at most the first 16 MiB of the training text."""
-    from glissando.data.tokenizers import ByteTokenizer, NumberTokenizer, load_tokenizer, train_bpe
+    from glissando.data.tokenizers import ByteTokenizer, NumberTokenizer, gpt2, load_tokenizer, train_bpe
 
     if isinstance(config, MqarOptions):
         return NumberTokenizer(config.vocabulary)
@@ -386,8 +386,6 @@ def build_tokenizer(config: DataOptions) -> Tokenizer:
         texts = build_corpus(config, as_bytes).texts("train")
         return train_bpe(_limited(texts, TOKENIZER_TEXT_BYTES), config.tokenizer.vocab_size)
     if isinstance(config.tokenizer, Gpt2Options):
-        from glissando.data.gpt2 import gpt2
-
         return gpt2()
     if isinstance(config.tokenizer, FileOptions):
         return load_tokenizer(config.tokenizer.path)

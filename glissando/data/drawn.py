@@ -12,13 +12,14 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from glissando.data.hashing import hashed
-from glissando.data.order import Words, random_below, random_words
+from glissando.data.order import FACTORS, GOLDEN, SHIFTS, Words, random_below, random_words
 from glissando.errors import ConfigError
+from glissando.kernels.compiled import kernel
 
 _TRIES = 1000
 _BLOCK = 256
 _SPLIT = 3  # the key of the hash
+_STEP = np.uint64(GOLDEN)
 
 
 class Draw(NamedTuple):
@@ -44,6 +45,39 @@ class Draw(NamedTuple):
     def words(self, size: int, key: int) -> Words:
         """(n, size) words of 64 bits."""
         return random_words(self.seed, key, self.held_out, self.attempt, self.rows[:, None], np.arange(size))
+
+
+def hashed(characters: NDArray[np.uint8], key: int) -> Words:
+    """(n,) hashes of strings (n, L) padded with zeros, the same whatever L is:
+
+        h_0 = r(key, 0),    h_{t+1} = r(key, h_t, c_t) if c_t > 0, else h_t
+
+    with r(...) = `random_words`, of which it is the compiled form.
+    """
+    state = random_words(key, np.zeros(len(characters), np.int64))
+    with np.errstate(over="ignore"):  # products wrap around, of which NumPy warns where nothing is compiled
+        _fold(np.ascontiguousarray(characters), random_words(key)[0], state)
+    return state
+
+
+@kernel
+def _fold(characters, keyed, state):
+    """From h_0 in `state` to the hash of each row, in place; `keyed` is r(key)."""
+    first, second, last = SHIFTS
+    one, other = FACTORS
+    for row in range(characters.shape[0]):
+        word = state[row]
+        for at in range(characters.shape[1]):
+            character = np.uint64(characters[row, at])
+            if character > 0:
+                word = (keyed ^ word) + _STEP
+                word = (word ^ (word >> first)) * one
+                word = (word ^ (word >> second)) * other
+                word = ((word ^ (word >> last)) ^ character) + _STEP
+                word = (word ^ (word >> first)) * one
+                word = (word ^ (word >> second)) * other
+                word = word ^ (word >> last)
+        state[row] = word
 
 
 def is_held_out(characters: np.ndarray) -> NDArray[np.bool_]:

@@ -1,17 +1,26 @@
-"""Tasks of recall, of following a state and of copying, each a generator: random numbers -> (what is read, answers)."""
+"""Tasks of recall, of following a state and of copying, each a generator: random numbers -> (what is read, answers).
+
+What is scored follows from what was read without a doubt: the entropy floor is 0, and accuracy is what a model can
+hold. `describe` has the accuracy and bits of chance.
+"""
 
 from __future__ import annotations
 
 import math
+from abc import abstractmethod
 from collections.abc import Sequence
+from dataclasses import fields
 from functools import cached_property
 from itertools import permutations
-from typing import NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
+import torch
 
+from glissando.data.base import IGNORED, Batch, RowCorpus
 from glissando.data.corpora import (
     CopyOptions,
+    GeneratedOptions,
     InductionOptions,
     MqarOptions,
     ParityOptions,
@@ -19,12 +28,14 @@ from glissando.data.corpora import (
     SelectiveCopyOptions,
     TrackingOptions,
 )
-from glissando.data.drawn import Draw
+from glissando.data.drawn import Draw, Source, is_held_out
 from glissando.data.order import random_words
-from glissando.data.tasks import ASCII, TaskCorpus, codes, lengths_of
-from glissando.data.tokenizers import NumberTokenizer, Tokenizer
+from glissando.data.pairs import NEWLINE, PAD_ID
+from glissando.data.tokenizers import ByteTokenizer, NumberTokenizer, Tokenizer
 from glissando.errors import ConfigError
 
+_HELD_OUT_SEED = 0  # the held-out rows are the same for every run, whatever its seed
+_ASCII = 128
 # Keys of independent random streams.
 _LENGTHS, _MOVES, _KEYS, _VALUES, _QUERIES, _SYMBOLS, _PLACES = range(7)
 _MQAR_KEYS, _MQAR_VALUES, _GAPS, _NOISE, _MQAR_SPLIT = range(7, 12)
@@ -40,6 +51,120 @@ _STATE_CHARACTERS = "".join(
 )
 #: gaps of mqar are mostly short near 0, uniform for 1
 _POWER = 0.01
+
+# ---------------------------------------------------------------------- what they have in common
+
+
+class TaskCorpus(RowCorpus):
+    """Rows `eos c_1 ... c_L` of codes, scored where the task has an answer after c_i.
+
+    Targets are IGNORED elsewhere, so that loss, accuracy and n_bytes are of the answers alone. A code is an _ASCII
+    character, unless a task says otherwise, and a token, whatever the tokenizer; the end token is a newline for bytes.
+    Rows are padded on the right with id 0 and masked, to the longest of the global batch. Held-out rows are distinct
+    and sorted by length.
+
+    Raises ConfigError if `seq_len` cannot hold the longest row, there are fewer than `valid_rows` different rows to
+    hold out, or the tokenizer has no token of its own for a character.
+    """
+
+    entropy_floor = 0.0
+    options: ClassVar[type[Any]]
+    more: ClassVar[str]  # how a person gets more different rows
+    asked: ClassVar[int] = 0  # the answer that a prompt asks for: the first
+    alphabet: str  # the characters that are read or answered
+    symbols: str  # those of which an answer is one, evenly
+
+    def __init__(self, tokenizer: Tokenizer | None = None, **options: Any) -> None:
+        """By the keywords of its options."""
+        self.o = o = self.options(**options)
+        self.seq_len, self.batch_size, self._seed = o.seq_len, o.batch_size, o.seed
+        if (longest := self._longest()) > self.seq_len:
+            raise ConfigError(
+                f"the longest row needs {longest} tokens, more than seq_len {self.seq_len}; raise data.seq_len to "
+                f"{longest}"
+            )
+        self.tokenizer, self._ids = self._vocabulary(tokenizer)
+        self._source = Source(lambda draw: np.stack(self.draw(draw), axis=1), self._is_held_out, self.more)
+        chosen = self._source.distinct(o.valid_rows, _HELD_OUT_SEED, held_out=True)
+        self._valid = chosen[np.argsort(lengths_of(chosen), kind="stable")]
+
+    def _longest(self) -> int:
+        """Tokens of the longest row, with the end in front of it."""
+        return 1 + self.draw(Draw(np.arange(1), 0, held_out=True))[0].shape[1]
+
+    @abstractmethod
+    def draw(self, draw: Draw) -> tuple[np.ndarray, np.ndarray]:
+        """(n, L), what is read of each row, 0 behind its end; and the answer after each code, 0 where nothing is
+        scored."""
+
+    def chance(self) -> dict[str, float]:
+        """Accuracy and bits per byte of the held-out answers for who knows the task but reads only earlier answers."""
+        return _guess([len(self.symbols)])
+
+    def _vocabulary(self, tokenizer: Tokenizer | None) -> tuple[Tokenizer, np.ndarray]:
+        """The tokenizer, and (128,) int64, the id of each _ASCII character of the alphabet, PAD_ID for others."""
+        tokenizer = tokenizer or ByteTokenizer(NEWLINE)
+        encoded = {character: tokenizer.encode(character) for character in self.alphabet}
+        for character, ids in encoded.items():
+            if len(ids) != 1 or list(encoded.values()).count(ids) > 1 or ids[0] == tokenizer.eos_id:
+                raise ConfigError(
+                    f"the tokenizer encodes the character {character!r} as {ids}, but a task needs a token of its own "
+                    "for each character and for the end; use data.tokenizer.kind bytes"
+                )
+        table = np.full(_ASCII, PAD_ID, np.int64)
+        table[codes(self.alphabet)] = [encoded[character][0] for character in self.alphabet]
+        return tokenizer, table
+
+    def _is_held_out(self, drawn: np.ndarray) -> np.ndarray:
+        return is_held_out(drawn[:, 0])
+
+    def describe(self) -> dict[str, object]:
+        common = {each.name for each in fields(GeneratedOptions)}
+        of_task = {each.name: getattr(self.o, each.name) for each in fields(self.o) if each.name not in common}
+        return super().describe() | self.chance() | of_task
+
+    def prompts(self, n: int, *, seed: int = 0) -> list[str]:
+        """Held-out beginnings, the next character of which is an answer."""
+        rows = self._source.rows(np.arange(n), seed, held_out=True)
+        return [self._text(read[: 1 + np.flatnonzero(answers)[self.asked]]) for read, answers in rows]
+
+    def _training(self, rows: np.ndarray) -> np.ndarray:
+        return self._source.rows(rows, self._seed, held_out=False)
+
+    def _batch(self, group: np.ndarray, chosen: Sequence[int]) -> Batch:
+        read, answers = group[list(chosen), :, : lengths_of(group).max()].transpose(1, 0, 2)
+        ids = torch.from_numpy(_behind(self.tokenizer.eos_id, self._ids[read]))
+        targets = torch.from_numpy(_behind(IGNORED, np.where(answers > 0, self._ids[answers], IGNORED)))
+        mask = torch.from_numpy(_behind(True, read > 0))
+        return Batch(ids, targets, int((answers > 0).sum()), None if mask.all() else mask, floor_bits=0.0)
+
+    def _written(self, group: np.ndarray) -> list[str]:
+        """What is read, and below it the answers."""
+        return [f"{self._text(read)}\n{self._text(answers)}\n" for read, answers in group]
+
+    def _text(self, codes: np.ndarray) -> str:
+        return self.tokenizer.decode(self._ids[codes[codes > 0]].tolist())
+
+
+def _behind(first: int, rest: np.ndarray) -> np.ndarray:
+    """(n, L) -> (n, 1 + L), `first` in front of every row."""
+    return np.concatenate([np.full((len(rest), 1), first, rest.dtype), rest], axis=1)
+
+
+def lengths_of(drawn: np.ndarray) -> np.ndarray:
+    """(n,) codes that are read of each row (n, 2, L)."""
+    return (drawn[:, 0] > 0).sum(axis=1)
+
+
+def _guess(ways: Sequence[int], name: str = "chance") -> dict[str, float]:
+    """Accuracy and bits of answers drawn evenly from so many ways each."""
+    accuracy, bits = float(np.mean([1 / n for n in ways])), float(np.mean([math.log2(n) for n in ways]))
+    return {f"{name}_accuracy": accuracy, f"{name}_bits": bits}
+
+
+def codes(characters: str) -> np.ndarray:
+    return np.frombuffer(characters.encode("ascii"), np.uint8)
+
 
 # ---------------------------------------------------------------------- recall
 
@@ -60,9 +185,6 @@ class RecallCorpus(TaskCorpus):
 
     options, more = RecallOptions, "raise pairs"
     alphabet = _KEY_CHARACTERS + _VALUE_CHARACTERS
-
-    def longest(self) -> int:
-        return 4 * self.o.pairs
 
     def draw(self, draw: Draw) -> tuple[np.ndarray, np.ndarray]:
         n = self.o.pairs
@@ -105,7 +227,7 @@ class MqarCorpus(TaskCorpus):
 
     options, more = MqarOptions, "raise pairs or vocabulary"
 
-    def longest(self) -> int:
+    def _longest(self) -> int:
         return 4 * self.o.pairs
 
     def _vocabulary(self, tokenizer: Tokenizer | None) -> tuple[Tokenizer, np.ndarray]:
@@ -151,12 +273,6 @@ def _some_of(size: int, count: int, draw: Draw, key: int) -> np.ndarray:
     return np.take_along_axis(least, np.take_along_axis(words, least, 1).argsort(axis=1, kind="stable"), 1)
 
 
-def _guess(ways: Sequence[int], name: str = "chance") -> dict[str, float]:
-    """Accuracy and bits of answers drawn evenly from so many ways each."""
-    accuracy, bits = float(np.mean([1 / n for n in ways])), float(np.mean([math.log2(n) for n in ways]))
-    return {f"{name}_accuracy": accuracy, f"{name}_bits": bits}
-
-
 # ---------------------------------------------------------------------- following a state
 
 
@@ -169,7 +285,7 @@ class Automaton(NamedTuple):
 
     def run(self, read: np.ndarray) -> np.ndarray:
         """(n, L) letters -> (n, L) the state after each, as characters; 0 where `read` is 0."""
-        number = np.zeros(ASCII, np.int64)
+        number = np.zeros(_ASCII, np.int64)
         number[codes(self.letters)] = np.arange(len(self.letters))
         states = np.empty(read.shape, np.int64)
         state = np.zeros(len(read), np.int64)
@@ -206,9 +322,6 @@ class _Following(TaskCorpus):
     @property
     def alphabet(self) -> str:  # type: ignore[override]
         return self.automaton.letters + self.automaton.states
-
-    def longest(self) -> int:
-        return 1 + self.o.length
 
     def draw(self, draw: Draw) -> tuple[np.ndarray, np.ndarray]:
         letters, length = codes(self.automaton.letters), self.o.length
@@ -276,19 +389,11 @@ class TrackingCorpus(_Following):
 
 
 # ---------------------------------------------------------------------- copying
+# Rows of one length, scored at their end. What is read where a symbol is due carries no information, so that a model
+# cannot use its earlier answers.
 
 
-class _Symbols(TaskCorpus):
-    """Rows of one length, scored at their end. What is read where a symbol is due carries no information, so that a
-    model cannot use its earlier answers."""
-
-    symbols: str
-
-    def chance(self) -> dict[str, float]:
-        return _guess([len(self.symbols)])
-
-
-class CopyCorpus(_Symbols):
+class CopyCorpus(TaskCorpus):
     """S = 10 symbols of eight, a blank, and a question after which they are to be given in their order.
 
         eos s_1 ... s_S  . . . . :  . . .        after the colon and the S - 1 dots behind it: s_1 ... s_S
@@ -303,20 +408,17 @@ class CopyCorpus(_Symbols):
     symbols = "ABCDEFGH"
     alphabet = symbols + _BLANK + _ASK
 
-    def longest(self) -> int:
-        return 2 * self.o.symbols + self.o.length
-
     def draw(self, draw: Draw) -> tuple[np.ndarray, np.ndarray]:
         n = self.o.symbols
         memory = codes(self.symbols)[draw.many_below(len(self.symbols), n, _SYMBOLS)]
-        read = np.full((len(memory), self.longest() - 1), ord(_BLANK), np.uint8)
+        read = np.full((len(memory), 2 * n + self.o.length - 1), ord(_BLANK), np.uint8)
         read[:, :n], read[:, -n] = memory, ord(_ASK)
         answers = np.zeros_like(read)
         answers[:, -n:] = memory
         return read, answers
 
 
-class SelectiveCopyCorpus(_Symbols):
+class SelectiveCopyCorpus(TaskCorpus):
     """S = 16 symbols of fourteen at random places among `length` - S dots, then S questions: give them in order.
 
         eos . . s_1 . s_2 s_3 . . . : : :        after the colons: s_1 s_2 s_3
@@ -331,9 +433,6 @@ class SelectiveCopyCorpus(_Symbols):
     symbols = "ABCDEFGHIJKLMN"
     alphabet = symbols + _BLANK + _ASK
 
-    def longest(self) -> int:
-        return 1 + self.o.length + self.o.symbols
-
     def draw(self, draw: Draw) -> tuple[np.ndarray, np.ndarray]:
         n, length = self.o.symbols, self.o.length
         memory = codes(self.symbols)[draw.many_below(len(self.symbols), n, _SYMBOLS)]
@@ -345,7 +444,7 @@ class SelectiveCopyCorpus(_Symbols):
         return read, answers
 
 
-class InductionCorpus(_Symbols):
+class InductionCorpus(TaskCorpus):
     """Random symbols of fifteen with a mark once among them; at the end the mark once more: give the symbol behind it.
 
         eos x_1 ... x_i : s x_{i+3} ... x_{L-1} :        after the last: s
@@ -360,9 +459,6 @@ class InductionCorpus(_Symbols):
     options, more = InductionOptions, "raise data.length"
     symbols = "ABCDEFGHIJKLMNO"
     alphabet = symbols + _ASK
-
-    def longest(self) -> int:
-        return 1 + self.o.length
 
     def draw(self, draw: Draw) -> tuple[np.ndarray, np.ndarray]:
         length = self.o.length

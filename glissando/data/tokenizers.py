@@ -11,9 +11,11 @@ from collections.abc import Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from urllib.request import urlopen
 
 import numpy as np
 
+from glissando.cache_directory import cache_dir
 from glissando.errors import ConfigError, DataError
 from glissando.storage import write_atomic
 
@@ -257,6 +259,53 @@ def train_bpe(texts: Iterator[str], vocab_size: int) -> HFTokenizer:
     return HFTokenizer(backend)
 
 
+#: the two files that OpenAI published
+GPT2_URL = "https://openaipublic.blob.core.windows.net/gpt-2/encodings/main"
+#: each file's SHA-256, as OpenAI's own `tiktoken` pins it (`tiktoken_ext/openai_public.py`)
+GPT2_SHA256 = {
+    "encoder.json": "196139668be63f3b5d6574427317ae82f612a97c5d1cdaf36ed2256dbf636783",
+    "vocab.bpe": "1ce1664773c50f3e0cc8842619a93edc4624525b728b188a9e0be33b7726adc5",
+}
+
+
+def gpt2() -> HFTokenizer:
+    """Byte-level BPE with GPT-2's 50,257 ids, `<|endoftext|>` being 50256.
+
+    The files lie under gpt2 in the cache directory and are checked at every use; one that is missing or has changed is
+    fetched. Raises DataError where it cannot be, or where what comes is another file.
+    """
+    from tokenizers import Tokenizer as Backend
+    from tokenizers import decoders, models, pre_tokenizers
+
+    vocabulary, merges = (str(_gpt2_file(name)) for name in ("encoder.json", "vocab.bpe"))
+    backend = Backend(models.BPE.from_file(vocabulary, merges))
+    backend.add_special_tokens([END_OF_TEXT])
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    backend.decoder = decoders.ByteLevel()
+    return HFTokenizer(backend)
+
+
+def _gpt2_file(name: str) -> Path:
+    path, url = cache_dir("gpt2") / name, f"{GPT2_URL}/{name}"
+    if path.is_file() and hashlib.sha256(path.read_bytes()).hexdigest() == GPT2_SHA256[name]:
+        return path
+    by_hand = (
+        f"put GPT-2's {name} at {path}, or name a file of GPT-2's vocabulary: --data.tokenizer path/to/tokenizer.json"
+    )
+    try:
+        with urlopen(url, timeout=30) as source:
+            content = source.read()
+    except OSError as error:
+        raise DataError(f"cannot fetch {url} ({error}); {by_hand}") from error
+    digest = hashlib.sha256(content).hexdigest()
+    if digest != GPT2_SHA256[name]:
+        raise DataError(
+            f"{url} is not the file expected: its SHA-256 is {digest}, and not {GPT2_SHA256[name]}; {by_hand}"
+        )
+    write_atomic(path, content)
+    return path
+
+
 def load_tokenizer(path: Path | str) -> Tokenizer:
     """The tokenizer saved at `path` (a file, or a directory with `tokenizer.json`), ours or Hugging Face's.
 
@@ -278,21 +327,15 @@ def load_tokenizer(path: Path | str) -> Tokenizer:
             return ByteTokenizer(spec.get("eos_id", 0))
         if kind == _NUMBERS_TYPE:
             return NumberTokenizer(spec.get("vocab_size"))
-        return _load_hf(spec)
+        from tokenizers import Tokenizer as Backend
+
+        return HFTokenizer(Backend.from_str(json.dumps(spec)))
     except (ConfigError, DataError) as error:
         raise DataError(f"{path}: {error}") from error
-
-
-def _load_hf(spec: object) -> HFTokenizer:
-    from tokenizers import Tokenizer as Backend
-
-    try:
-        backend = Backend.from_str(json.dumps(spec))
     except Exception as error:  # the package raises bare Exception
         raise DataError(
-            f"this is JSON but not a tokenizer ({error}); give a {FILE_NAME} of the `tokenizers` package"
+            f"{path}: this is JSON but not a tokenizer ({error}); give a {FILE_NAME} of the `tokenizers` package"
         ) from error
-    return HFTokenizer(backend)
 
 
 class StreamDecoder:

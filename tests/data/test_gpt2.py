@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from glissando.cli import main
-from glissando.data import gpt2
+from glissando.data import tokenizers
 from glissando.data.corpora import CORPORA, TOKENIZERS, BpeOptions, FileOptions, Gpt2Options, build_tokenizer
 from glissando.data.tokenizers import END_OF_TEXT, HFTokenizer, train_bpe
 from glissando.errors import DataError, UnknownNameError
@@ -28,9 +28,9 @@ def served(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     tokens = [*symbols, *(merge.replace(" ", "") for merge in merges), END_OF_TEXT]
     (folder / "encoder.json").write_text(json.dumps({token: number for number, token in enumerate(tokens)}))
     (folder / "vocab.bpe").write_text("#version: 0.2\n" + "\n".join(merges) + "\n", encoding="utf-8")
-    monkeypatch.setattr(gpt2, "URL", folder.as_uri())
-    digests = {name: hashlib.sha256((folder / name).read_bytes()).hexdigest() for name in gpt2.SHA256}
-    monkeypatch.setattr(gpt2, "SHA256", digests)
+    monkeypatch.setattr(tokenizers, "GPT2_URL", folder.as_uri())
+    digests = {name: hashlib.sha256((folder / name).read_bytes()).hexdigest() for name in tokenizers.GPT2_SHA256}
+    monkeypatch.setattr(tokenizers, "GPT2_SHA256", digests)
     return folder
 
 
@@ -61,8 +61,12 @@ def test_the_digests_are_those_that_openai_pins(monkeypatch: pytest.MonkeyPatch)
     public = pytest.importorskip("tiktoken_ext.openai_public")
     monkeypatch.setattr(public, "data_gym_to_mergeable_bpe_ranks", dict)
     pinned = public.gpt2()["mergeable_ranks"]
-    assert {"encoder.json": pinned["encoder_json_hash"], "vocab.bpe": pinned["vocab_bpe_hash"]} == gpt2.SHA256
-    assert [f"{gpt2.URL}/{name}" for name in gpt2.SHA256] == [pinned["encoder_json_file"], pinned["vocab_bpe_file"]]
+    assert {
+        "encoder.json": pinned["encoder_json_hash"],
+        "vocab.bpe": pinned["vocab_bpe_hash"],
+    } == tokenizers.GPT2_SHA256
+    files = [f"{tokenizers.GPT2_URL}/{name}" for name in tokenizers.GPT2_SHA256]
+    assert files == [pinned["encoder_json_file"], pinned["vocab_bpe_file"]]
 
 
 def test_another_file_is_refused_and_a_changed_one_fetched_again(served: Path, cache: Path) -> None:

@@ -232,9 +232,6 @@ def test_too_little_is_refused_with_a_fix(tmp_path: Path) -> None:
         JsonlCorpus(path=tmp_path / "none.jsonl", **OPTIONS)
     with pytest.raises(ConfigError, match=r"valid_fraction of jsonl must be at most 0\.5, got 0\.9"):
         JsonlCorpus(path=tmp_path / "a.jsonl", valid_fraction=0.9, **OPTIONS)
-    for size in OPTIONS:
-        with pytest.raises(ConfigError, match=f"{size}: expected a number greater than 0, got 0"):
-            JsonlCorpus(path=tmp_path / "a.jsonl", **OPTIONS | {size: 0})
 
 
 def test_prompts_come_from_held_out_text_and_texts_are_the_documents(stream: Path) -> None:

@@ -24,10 +24,10 @@ from glissando.data.probes import (
     ParityCorpus,
     RecallCorpus,
     SelectiveCopyCorpus,
+    TaskCorpus,
     TrackingCorpus,
     arrangements,
 )
-from glissando.data.tasks import TaskCorpus
 from glissando.data.tokenizers import HFTokenizer, Tokenizer, train_bpe
 from glissando.errors import ConfigError, UnknownNameError
 from glissando.evaluation.scoring import Score, score
@@ -447,13 +447,6 @@ def test_a_vocabulary_without_a_character_is_refused() -> None:
 def test_senseless_options_are_refused(task: str, options: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         make(task, **options)
-
-
-@pytest.mark.parametrize("task", TASKS)
-@pytest.mark.parametrize("size", ["seq_len", "batch_size", "valid_rows"])
-def test_sizes_must_be_positive(task: str, size: str) -> None:
-    with pytest.raises(ConfigError, match=f"{size}: expected a number greater than 0, got 0"):
-        make(task, **{size: 0})
 
 
 @pytest.mark.parametrize("task", slow_where({"recall", "parity"}, TASKS))

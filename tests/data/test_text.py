@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
 from itertools import islice
 from pathlib import Path
 
@@ -18,8 +17,8 @@ from glissando.data.base import IGNORED, Batch, Corpus
 from glissando.data.order import random_below, shuffled
 from glissando.data.text import TextCorpus, TextSource
 from glissando.data.textfile import check_text, digested
-from glissando.data.tokenizers import ByteTokenizer, HFTokenizer, train_bpe
-from glissando.errors import ConfigError, DataError
+from glissando.data.tokenizers import HFTokenizer, train_bpe
+from glissando.errors import DataError
 
 PROSE = "The cat — a café cat — sat on the mat.\nIt was naïve; 日本 too.\n\nThen it left, and all was quiet.\n"
 OPTIONS = {"seq_len": 16, "batch_size": 4}
@@ -62,17 +61,6 @@ def test_shuffled_and_random_are_uniform_and_change_with_seed_and_epoch() -> Non
     drawn = np.bincount(random_below(100, 7, np.arange(100_000)), minlength=100)
     assert ((drawn - 1000) ** 2 / 1000).sum() < 180
     assert shuffled(np.array([10**15]), 10**12, 3)[0] < 10**12
-
-
-@pytest.mark.parametrize("tokenizer", [ByteTokenizer(), BPE, wordpiece()], ids=["bytes", "bpe", "wordpiece"])
-@pytest.mark.parametrize("stride", [None, 7])
-def test_order_laws(
-    tokenizer: ByteTokenizer | HFTokenizer,
-    stride: int | None,
-    prose: Path,
-    order_laws: Callable[[Corpus], None],
-) -> None:
-    order_laws(TextCorpus(tokenizer, path=prose, stride=stride, seed=3, **OPTIONS))
 
 
 def test_windows_are_the_file_and_targets_are_one_ahead(prose: Path) -> None:
@@ -299,21 +287,6 @@ def test_bytes_that_are_no_text_are_dropped_with_all_that_is_not_ascii(tmp_path:
     for tokenizer in (BPE, wordpiece()):
         ascii_only = TextCorpus(tokenizer, path=path, valid_path=path, ascii_only=True, **OPTIONS)
         assert sum(batch.n_bytes for batch in ascii_only.batches("valid")) == len(b"latin  text\n" * 40)
-
-
-@pytest.mark.parametrize(
-    "option",
-    [
-        {"valid_fraction": 0.0},
-        {"stride": 0},
-        {"max_valid_bytes": 0},
-        {"seq_len": 0},
-        {"batch_size": 0},
-    ],
-)
-def test_senseless_options_are_refused(option: dict[str, float], prose: Path) -> None:
-    with pytest.raises(ConfigError, match=next(iter(option))):
-        TextCorpus(path=prose, **OPTIONS | option)  # type: ignore[arg-type]
 
 
 @pytest.mark.data
