@@ -84,20 +84,17 @@ class PairsCorpus(RowCorpus):
         return sum(map(len, self._row(pair))) - 1
 
     def _batch(self, group: Sequence[Pair], chosen: Sequence[int]) -> Batch:
-        rows = [self._row(pair) for pair in group]
-        length = max(len(prompt) + len(answer) for prompt, answer in rows) - 1
-        ids = np.full((len(chosen), length), PAD_ID, np.int64)
-        targets = np.full((len(chosen), length), IGNORED, np.int64)
-        mask = np.zeros((len(chosen), length), bool)
-        for i, row in enumerate(chosen):
-            prompt, answer = rows[row]
-            end = len(prompt) + len(answer) - 1
-            ids[i, :end] = (prompt + answer)[:-1]
-            targets[i, len(prompt) - 1 : end] = answer
-            mask[i, :end] = True
+        every = [self._row(pair) for pair in group]
+        length, rows = max(len(prompt) + len(answer) for prompt, answer in every) - 1, [every[row] for row in chosen]
+
+        def padded(values: Iterable[list[int]], filler: int | bool) -> torch.Tensor:
+            return torch.tensor([row + [filler] * (length - len(row)) for row in values])
+
+        ids = padded(((prompt + answer)[:-1] for prompt, answer in rows), PAD_ID)
+        targets = padded(([IGNORED] * (len(prompt) - 1) + answer for prompt, answer in rows), IGNORED)
+        mask = padded(([True] * (len(prompt) + len(answer) - 1) for prompt, answer in rows), False)
         n_bytes = sum(len(group[row].output.encode()) + 1 for row in chosen)
-        tensors = [torch.from_numpy(array) for array in (ids, targets)]
-        return Batch(tensors[0], tensors[1], n_bytes, None if mask.all() else torch.from_numpy(mask))
+        return Batch(ids, targets, n_bytes, None if mask.all() else mask)
 
     def _row(self, pair: Pair) -> tuple[list[int], list[int]]:
         """The input and the answer."""
