@@ -132,7 +132,7 @@ def test_build_from_text(tmp_path, capsys):
         (["build", "--corpus", "jsonl", "--out", "x"], "is a file: give --text FILE"),
         (["build", "--corpus", "shift", "--tokens", "1", "--out", "x"], "--tokens must be at least 2"),
         (["build", "--corpus", "shift", "--tokens", "2000", "--size", "128", "--out", "x"], "larger vocabulary"),
-        (["build", "--text", "nowhere", "--out", "x"], "there is no file nowhere; check --text"),
+        (["build", "--text", "nowhere", "--out", "x"], "cannot read --text nowhere"),
         (["build", "--embeddings", "nowhere.npy", "--out", "x"], "there is no such file"),
         (["build", "--embeddings", "bad.txt", "--out", "x"], "takes a .npy or .safetensors file"),
         (["build", "--embeddings", "bad.npy", "--out", "x"], "truncated or no .npy file"),

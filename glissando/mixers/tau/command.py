@@ -147,6 +147,8 @@ def _corpus(options: Namespace) -> Corpus:
     from glissando.data.textfile import open_files
 
     if options.text is not None:
+        if not Path(options.text).expanduser().is_file():
+            raise ConfigError(f"cannot read --text {options.text}: there is no such file")
         open_files(options.text, "--text")
         return build_corpus(TextOptions(path=options.text))
     CORPORA.require(options.corpus)
