@@ -92,9 +92,10 @@ def alone(run: Path) -> Iterator[bool]:
             run.mkdir(parents=True, exist_ok=True)
             is_locked = stack.enter_context(locked(run / LOCK, wait=False))
         except BlockingIOError as error:
+            pid = (run / LOCK).read_text(encoding="utf-8") or "unknown"
             raise RunError(
-                f"another process is training in {run} (pid {(run / LOCK).read_text() or 'unknown'}): wait for it or "
-                "stop it; two trainings would overwrite each other's checkpoints"
+                f"another process is training in {run} (pid {pid}): wait for it or stop it; two trainings would "
+                "overwrite each other's checkpoints"
             ) from error
         except OSError as error:
             raise RunError(f"could not make {run}: {error.strerror}. Choose a writable place.") from error
