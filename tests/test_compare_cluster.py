@@ -43,7 +43,7 @@ def order(tmp_path, monkeypatch) -> dict[str, Any]:
     asked.write_plan()
     job = Job("run", "transformer-nano", 0, 1e-3)
     return {
-        "job": job, "config": asked.config(job).as_dict(), "out": asked.directory, "threads": 1, "gpus": False,
+        "job": job, "config": asked.config(job).as_dict(), "out": asked.out, "threads": 1, "gpus": False,
         "folder": os.getcwd(), "imports": [], "argv": ["glissando"],
     }  # fmt: skip
 

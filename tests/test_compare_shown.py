@@ -78,7 +78,7 @@ def test_a_run_of_every_preset_is_known_again(tmp_path, preset):
     job = Job("run", preset, 0, 1e-3)
     trained = asked.config(job)
     fit_to_corpus(trained, build_corpus(trained.data))
-    path = job.path(asked.directory)
+    path = job.path(asked.out)
     path.mkdir(parents=True)
     (path / CONFIG).write_text(yaml.safe_dump(trained.as_dict()))
     asked.require_same(job)
@@ -166,7 +166,7 @@ def fit(asked: Any, within: float | None, spent: float = 0.0) -> tuple[Any, str]
 
 
 def begin_a_training(asked: Any) -> None:
-    config = asked.run_jobs(dict.fromkeys(asked.names, 1e-3))[0].path(asked.directory) / CONFIG
+    config = asked.run_jobs(dict.fromkeys(asked.names, 1e-3))[0].path(asked.out) / CONFIG
     config.parent.mkdir(parents=True)
     config.touch()
 

@@ -53,7 +53,7 @@ def main(arguments: Sequence[str]) -> None:
         require_ray()
         cluster = Cluster(options.cpus, options.gpus)
     prepare_to_train()
-    before = next((threads_of(file.parent) for file in sorted(comparison.directory.rglob("environment.json"))), None)
+    before = next((threads_of(file.parent) for file in sorted(comparison.out.rglob("environment.json"))), None)
     choose_threads(options, *_USUAL, before=before)  # what was interrupted goes on with as many
     try:
         report, _ = compare(comparison, cluster, options.within)

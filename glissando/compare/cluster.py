@@ -58,7 +58,7 @@ class Cluster:
         """
         if not jobs:
             return
-        ray, stop = require_ray(), comparison.directory / STOP
+        ray, stop = require_ray(), comparison.out / STOP
         with _connected(ray), contextlib.redirect_stdout(log.kept), Stopping() as stopping:
             waiting = {self._submit(ray, comparison, job): job for job in jobs}
             try:
@@ -69,7 +69,7 @@ class Cluster:
                         raise Stopped("the comparison was stopped", stopping.asked)
                     for task in done:
                         job = waiting.pop(task)
-                        yield job, _figures(ray, task, job, job.path(comparison.directory))
+                        yield job, _figures(ray, task, job, job.path(comparison.out))
             finally:
                 if waiting:
                     log.print("stopping: each training completes the step in progress and saves")
@@ -88,7 +88,7 @@ class Cluster:
         task = ray.remote(_train).options(
             num_cpus=self.cpus, num_gpus=gpus, max_retries=_RETRIES, retry_exceptions=[WorkerEnding]
         )
-        out = comparison.directory.resolve()
+        out = comparison.out.resolve()
         return task.remote(job, config.as_dict(), out, self.cpus, gpus > 0, os.getcwd(), imported(), sys.argv)
 
 

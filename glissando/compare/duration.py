@@ -45,7 +45,7 @@ def fitted(comparison: Comparison, within: float | None, log: Log, began: float)
     if _has_trainings(comparison):
         if within is not None:
             log.print(
-                f"{planned(comparison)}: {comparison.directory} has trainings, which go on with this budget. --within "
+                f"{planned(comparison)}: {comparison.out} has trainings, which go on with this budget. --within "
                 "sizes a comparison before its first training: for another, give another --out"
             )
         return comparison
@@ -85,7 +85,7 @@ def resumed(comparison: Comparison) -> Comparison:
     """With the models and the budget that the same command had chosen before, from the plan in its directory, where a
     training has begun; a plan that is no shorter form of what is asked for is of another command, and changes nothing.
     """
-    file = comparison.directory / PLAN
+    file = comparison.out / PLAN
     if not file.is_file() or not _has_trainings(comparison):
         return comparison
     plan = json.loads(file.read_bytes())
@@ -99,7 +99,7 @@ def resumed(comparison: Comparison) -> Comparison:
 
 
 def _has_trainings(comparison: Comparison) -> bool:
-    return any(comparison.directory.glob(f"*/*/*/{CONFIG}"))
+    return any(comparison.out.glob(f"*/*/*/{CONFIG}"))
 
 
 class _Costs(NamedTuple):

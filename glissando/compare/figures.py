@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import re
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 from glissando.compare.results import ModelResult
@@ -22,13 +23,10 @@ def colour_name(index: int) -> str:
 
 def figures(results: Sequence[ModelResult], floor: float | None) -> dict[str, str]:
     """name -> SVG, of those for which there is data."""
-    drawn = {
-        "tokens": _draw("tokens", lambda axes: _curves(axes, results, "tokens", "tokens read", floor)),
-        "flops": _draw("flops", lambda axes: _curves(axes, results, "flops", "training FLOPs", floor)),
-        "seconds": _draw("seconds", lambda axes: _curves(axes, results, "seconds", "seconds", floor)),
-        "decode": _draw("decode", lambda axes: _against_context(axes, results, "decode", "ms a token")),
-        "state": _draw("state", lambda axes: _against_context(axes, results, "state", "bytes of state")),
-    }
+    curves = {"tokens": "tokens read", "flops": "training FLOPs", "seconds": "seconds"}
+    contexts = {"decode": "ms a token", "state": "bytes of state"}
+    drawn = {name: _draw(name, partial(_curves, results, name, label, floor)) for name, label in curves.items()}
+    drawn |= {name: _draw(name, partial(_against_context, results, name, label)) for name, label in contexts.items()}
     return {name: picture for name, picture in drawn.items() if picture}
 
 
@@ -65,7 +63,7 @@ def _draw(name: str, fill: Callable[[Any], bool]) -> str:
     return svg
 
 
-def _curves(axes: Any, results: Sequence[ModelResult], column: str, label: str, floor: float | None) -> bool:
+def _curves(results: Sequence[ModelResult], column: str, label: str, floor: float | None, axes: Any) -> bool:
     """Held-out bits per byte where they were measured, and faintly the training's; a line a seed."""
     curves: list[list[tuple[float, float]]] = []
     for i, result in enumerate(results):
@@ -101,7 +99,7 @@ def _loss_axis(axes: Any, curves: Sequence[Sequence[tuple[float, float]]], floor
     axes.set_ylim(bottom - 0.07 * (top - bottom), top + 0.05 * (top - bottom))
 
 
-def _against_context(axes: Any, results: Sequence[ModelResult], name: str, label: str) -> bool:
+def _against_context(results: Sequence[ModelResult], name: str, label: str, axes: Any) -> bool:
     """Points, and of a time the line from the lowest to the highest: nothing was measured between two contexts."""
     drawn = False
     for i, result in enumerate(results):

@@ -22,7 +22,7 @@ import torch
 
 from glissando.compare.models import Given, read_models
 from glissando.compare.probes import PROBES
-from glissando.config import from_dict, merge, to_dict
+from glissando.config import flat, from_dict, merge, to_dict
 from glissando.data.base import Corpus
 from glissando.data.corpora import (
     CORPORA,
@@ -121,7 +121,7 @@ class Comparison:
     """
 
     given: Sequence[str] | Mapping[str, Given]
-    out: str | Path
+    out: Path
     budget: Amount
     seeds: int = 1
     learning_rates: list[float] = field(default_factory=list)
@@ -137,13 +137,20 @@ class Comparison:
     def __post_init__(self) -> None:
         if is_url(self.out):
             raise ConfigError(f"--out of a comparison is a directory, got {self.out}; copy the finished one there")
+        self.out = Path(self.out).expanduser()
         self.learning_rates = list(dict.fromkeys(self.learning_rates))
 
     def check(self) -> None:
         """Raise ConfigError, UnknownNameError or DataError for what cannot be compared, before anything is written."""
         if not self.given:
             raise ConfigError("name the models to compare: glissando compare transformer-nano liquid-ssm-nano ...")
-        self._check_numbers()
+        for rate in self.learning_rates:
+            if not 0 < rate < math.inf:
+                raise ConfigError(f"--learning_rates must be positive, got {rate}")
+        if self.seeds < 1:
+            raise ConfigError(f"--seeds must be at least 1, got {self.seeds}")
+        if not self.contexts or min(self.contexts) < 1:
+            raise ConfigError(f"--contexts must be token counts of at least 1, got {self.contexts}")
         self._plan()
         if "learning_rate" in merge(TrainingConfig, self.training).get("optimizer", {}):
             raise ConfigError("the learning rate is given by --learning_rates (one value: no sweep)")
@@ -181,15 +188,6 @@ class Comparison:
                     "report; give more held-out text, or one learning rate"
                 )
 
-    def _check_numbers(self) -> None:
-        for rate in self.learning_rates:
-            if not 0 < rate < math.inf:
-                raise ConfigError(f"--learning_rates must be positive, got {rate}")
-        if self.seeds < 1:
-            raise ConfigError(f"--seeds must be at least 1, got {self.seeds}")
-        if not self.contexts or min(self.contexts) < 1:
-            raise ConfigError(f"--contexts must be token counts of at least 1, got {self.contexts}")
-
     def parameters(self) -> dict[str, int]:
         """Trainable numbers of each model; a complex number counts twice."""
         counts = {}
@@ -218,11 +216,6 @@ class Comparison:
     def names(self) -> list[str]:
         """The models' names, as of run directories."""
         return list(self.models)
-
-    @property
-    def directory(self) -> Path:
-        """`out`."""
-        return Path(self.out).expanduser()
 
     # ------------------------------------------------------------------ jobs
 
@@ -255,7 +248,7 @@ class Comparison:
 
         Each seed reads other text, and would have another vocabulary if it trained its own.
         """
-        kept = self.directory / TOKENIZER
+        kept = self.out / TOKENIZER
         return load_tokenizer(kept) if kept.is_file() else build_tokenizer(self._first_data())
 
     def _first_data(self) -> DataOptions:
@@ -278,7 +271,7 @@ class Comparison:
         except ConfigError as error:
             raise ConfigError(f"{job.model}: {error}") from error
         if job.kind != "probe" and isinstance(config.data.tokenizer, BpeOptions):
-            config.data.tokenizer = FileOptions(path=str(self.directory / TOKENIZER))
+            config.data.tokenizer = FileOptions(path=str(self.out / TOKENIZER))
         config.data.seed += job.seed
         config.training.precision = resolved_precision(config.training.precision, config.training.accelerator)
         config.training.seed += job.seed
@@ -292,7 +285,7 @@ class Comparison:
 
     def require_same(self, job: Job) -> None:
         """Raise ConfigError where the job's directory holds a run of other options."""
-        path = job.path(self.directory)
+        path = job.path(self.out)
         if not (path / CONFIG).is_file():
             return
         there = from_dict(RunConfig, Run(path).read_config(), "config.yaml").as_dict()
@@ -300,13 +293,14 @@ class Comparison:
         for model in (there["model"], requested["model"]):  # what `fit_to_corpus` decides
             model.pop("vocab_size"), model.get("depth", {}).pop("control_trained", None)
         there.pop("imports", None), requested.pop("imports", None)  # wherever the files lay then
-        kept = str(self.directory / TOKENIZER)
+        kept = str(self.out / TOKENIZER)
         if requested["data"]["tokenizer"].get("path") == kept:  # however OUT was spelled then
             there["data"]["tokenizer"].pop("path", None), requested["data"]["tokenizer"].pop("path")
-        differing = _differences(there, requested)
-        if differing:
+        before, now = flat(there), flat(requested)
+        if differing := [name for name in before | now if before.get(name) != now.get(name)]:
+            lines = [f"{name} was {before.get(name)!r} and is {now.get(name)!r}" for name in differing[:4]]
             raise ConfigError(
-                f"{path} was trained with other options: {'; '.join(differing[:4])}. Give the same, or another --out"
+                f"{path} was trained with other options: {'; '.join(lines)}. Give the same, or another --out"
             )
 
     def _plan(self) -> dict[str, Any]:
@@ -314,7 +308,7 @@ class Comparison:
 
         Raises RunError for a directory that is no comparison, ConfigError for one with another tokenizer.
         """
-        out, data = self.directory, self._first_data()
+        out, data = self.out, self._first_data()
         trained_on = to_dict(data, CORPORA.section()) if isinstance(data.tokenizer, BpeOptions) else None
         known = trained_on
         if (out / PLAN).is_file():
@@ -332,25 +326,13 @@ class Comparison:
 
     def write_plan(self) -> Path:
         """The options, and the tokenizer where it is trained."""
-        target, plan = self.directory / PLAN, self._plan()
+        target, plan = self.out / PLAN, self._plan()
         write_atomic(target, (json.dumps(plan, indent=2) + "\n").encode())
         if plan["tokenizer"] is not None:
-            self.tokenizer.save(self.directory / TOKENIZER)
+            self.tokenizer.save(self.out / TOKENIZER)
         return target
 
 
 def _rows(corpus: Corpus) -> int:
     """Held-out rows, counted up to two."""
     return sum(len(batch.ids) for batch in itertools.islice(corpus.batches("valid"), 2))
-
-
-def _differences(there: dict[str, Any], requested: dict[str, Any], where: str = "") -> list[str]:
-    """What differs in nested mappings, a line each."""
-    lines = []
-    for key in {**there, **requested}:
-        a, b, name = there.get(key), requested.get(key), f"{where}{key}"
-        if isinstance(a, dict) and isinstance(b, dict):
-            lines += _differences(a, b, f"{name}.")
-        elif a != b:
-            lines.append(f"{name} was {a!r} and is {b!r}")
-    return lines

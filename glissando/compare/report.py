@@ -41,8 +41,8 @@ def write_report(comparison: Comparison, results: Sequence[ModelResult]) -> Path
         (HTML, _html(comparison, results, about, notes, tables)),
         (MARKDOWN, _markdown(title, about, notes, tables, results)),
     ):
-        write_atomic(comparison.directory / name, text.encode())
-    return comparison.directory / HTML
+        write_atomic(comparison.out / name, text.encode())
+    return comparison.out / HTML
 
 
 def _runs(results: Sequence[ModelResult]) -> list[Finished]:
@@ -297,7 +297,7 @@ def _probes(results: Sequence[ModelResult]) -> Table:
     for task in tasks:
         runs = [run for r in results for run in r.probes.get(task, [])]
         chance = next((run.figures.get("chance_accuracy") for run in runs if not run.failed), None)
-        cells = [_percent(accuracy(r.probes.get(task, []))) for r in results]
+        cells = [_interval(accuracy(r.probes.get(task, [])), ".1%") for r in results]
         rows.append([task, *cells, _number(chance, ".1%"), PROBES[task].about])
     headings = ["probe", *(r.model for r in results), "chance", "setting"]
     note = "Accuracy of the answers on held-out rows (95 %), mean over seeds. Lengths and loads are in the setting."
@@ -311,7 +311,7 @@ def _all_runs(comparison: Comparison, results: Sequence[ModelResult]) -> Table:
     for run in _runs(results):
         origin = run.figures["provenance"]
         bits = "failed" if run.failed else f"{bits_on(run.figures, slice(None)):.3f}"
-        where, resumed = str(run.path.relative_to(comparison.directory)), str(origin["resumed"])
+        where, resumed = str(run.path.relative_to(comparison.out)), str(origin["resumed"])
         rate = f"{run.job.learning_rate:g}"
         rows.append([where, rate, bits, resumed, _commit(origin), _machine(origin), origin["date"]])
     return Table("Every run", headings, rows, note)
@@ -330,10 +330,6 @@ def _interval(estimate: Estimate | None, form: str = ".3f") -> str:
     if estimate.low == estimate.high:  # of one seed and one row, whose spread nobody knows
         return f"{estimate.value:{form}}"
     return f"{estimate.value:{form}} ({estimate.low:{form}} to {estimate.high:{form}})"
-
-
-def _percent(estimate: Estimate | None) -> str:
-    return "—" if estimate is None else f"{estimate.value:.1%} ({estimate.low:.1%} to {estimate.high:.1%})"
 
 
 def _spread(figure: dict[str, float] | None, form: str) -> str:

@@ -20,6 +20,8 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import reduce
+from operator import getitem
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -80,20 +82,14 @@ class ModelResult:
 
     def mean(self, *keys: str) -> float | None:
         """The mean of a figure over the good runs, such as ("spent", "seconds"); None if one lacks it."""
-        known = [value for value in (_inside(run.figures, keys) for run in self.good) if value is not None]
-        return sum(known) / len(known) if known and len(known) == len(self.good) else None
+        values: list[Any] = [reduce(getitem, keys, run.figures) for run in self.good]
+        return sum(values) / len(values) if values and None not in values else None
 
     @property
     def is_at_edge(self) -> bool:
         """Whether the chosen rate is the lowest or the highest that was tried: a better one may lie beyond."""
         rates = [run.job.learning_rate for run in self.sweep]
         return len(rates) > 1 and self.learning_rate in (min(rates), max(rates))
-
-
-def _inside(values: Any, keys: Sequence[str]) -> float | None:
-    for key in keys:
-        values = values[key]
-    return None if values is None else float(values)
 
 
 # ---------------------------------------------------------------------- which rows

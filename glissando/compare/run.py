@@ -9,7 +9,7 @@ import contextlib
 import json
 import sys
 import time
-from collections.abc import Generator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -62,8 +62,8 @@ def compare(
             for job in [*comparison.sweep_jobs(), *comparison.run_jobs(chosen), *comparison.probe_jobs(chosen)]:
                 comparison.require_same(job)
     comparison.write_plan()
-    (comparison.directory / STOP).unlink(missing_ok=True)  # of a command that was killed
-    with contextlib.closing(Log(comparison.directory)) as log:
+    (comparison.out / STOP).unlink(missing_ok=True)  # of a command that was killed
+    with contextlib.closing(Log(comparison.out)) as log:
         if cluster is not None and comparison.budget.kind == "seconds":
             log.print(
                 "a budget in seconds is wall time: trainings on one machine share it, and each does less than alone"
@@ -111,25 +111,18 @@ def _finish_all(comparison: Comparison, jobs: Sequence[Job], log: Log, cluster: 
     began, done = time.perf_counter(), dict[Job, dict[str, Any]]()
     for job in jobs:
         comparison.require_same(job)
-        if (figures := read_measured(job.path(comparison.directory))) is not None:
+        if (figures := read_measured(job.path(comparison.out))) is not None:
             done[job] = figures
     missing = [job for job in jobs if job not in done]
-    results = _results(comparison, missing, log) if cluster is None else cluster.results(comparison, missing, log)
+    here = ((job, train_and_measure(comparison.config(job), job, job.path(comparison.out), log)) for job in missing)
+    results = here if cluster is None else cluster.results(comparison, missing, log)
     with contextlib.closing(results):
         for number, (job, figures) in enumerate(results, 1):
             done[job] = figures
             share = number / len(missing)
             left = f"; {elapsed_and_left(time.perf_counter() - began, share)}" if share < 1 else ""
             log.print(_ended(job, figures) + left)
-    return [Finished(job, job.path(comparison.directory), done[job]) for job in jobs]
-
-
-def _results(
-    comparison: Comparison, jobs: Sequence[Job], log: Log
-) -> Generator[tuple[Job, dict[str, Any]], None, None]:
-    """One job after the other in this process, with its figures."""
-    for job in jobs:
-        yield job, train_and_measure(comparison.config(job), job, job.path(comparison.directory), log)
+    return [Finished(job, job.path(comparison.out), done[job]) for job in jobs]
 
 
 def _ended(job: Job, figures: dict[str, Any]) -> str:
@@ -148,10 +141,10 @@ def _speed(comparison: Comparison, runs: list[Finished], log: Log) -> dict[str, 
             first.setdefault(run.job.model, run)
     # A directory may have been removed and trained again, with other options.
     key: dict[str, Any] = {"contexts": list(comparison.contexts)} | {
-        name: [str(run.path.relative_to(comparison.directory)), run.figures["provenance"]["date"]]
+        name: [str(run.path.relative_to(comparison.out)), run.figures["provenance"]["date"]]
         for name, run in first.items()
     }
-    file = comparison.directory / SPEED
+    file = comparison.out / SPEED
     if file.is_file() and (known := json.loads(file.read_bytes()))["of"] == key:
         return known["models"]
     measured = measure_speed({name: run.path for name, run in first.items()}, comparison.contexts, log.status)
