@@ -27,7 +27,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import torch
-from pydantic import PositiveInt
+from pydantic import NonNegativeFloat, PositiveInt
 from torch import Tensor, nn
 from tqdm import tqdm
 
@@ -52,12 +52,27 @@ STORIES = 256
 class ElasticConfig(FlowConfig):
     """Options of the `elastic` depth: those of a flow.
 
-    drawn  numbers of steps from which each training batch draws one; n_steps is for all else
-    loops  a step adds alpha F whole: n applications of a residual block
+    drawn        numbers of steps from which each training batch draws one; n_steps is for all else
+    loops        a step adds alpha F whole: n applications of a residual block
+    consistency  weight in the loss of 1 - cos(h_n, h_N), on average over tokens: h_n is where the n drawn steps end,
+                 h_N, a constant, where the largest number ends
     """
 
     drawn: list[PositiveInt] = field(default_factory=lambda: list(STEPS))
     loops: bool = False
+    consistency: NonNegativeFloat = 0.0
+
+
+class WithLoss(torch.autograd.Function):
+    """h as it is; the backward pass adds the gradient of `loss` to that of what follows."""
+
+    @staticmethod
+    def forward(ctx: Any, h: Tensor, loss: Tensor) -> Tensor:
+        return h.view_as(h)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor]:  # type: ignore[override]
+        return grad, grad.new_ones(())
 
 
 class StepTime(nn.Sequential):
@@ -83,13 +98,24 @@ class ElasticDepth(FlowDepth):
 
     def solve(self, field: FlowField, h: Tensor, args: tuple[Tensor, ...]) -> Tensor:
         o = self.config
-        steps = o.drawn[int(torch.randint(len(o.drawn), ()))] if self.training else self.n_steps
-        self.time.steps, speed = steps, steps if o.loops else 1
+        if not self.training:
+            return self.reached(self.n_steps, field, h, args)
+        end = self.reached(o.drawn[int(torch.randint(len(o.drawn), ()))], field, h, args)
+        if not o.consistency:
+            return end
+        with torch.no_grad():
+            target = self.reached(max(o.drawn), field, h, args)
+        apart = 1 - nn.functional.cosine_similarity(end, target, dim=-1)
+        return WithLoss.apply(end, o.consistency * apart.mean())
+
+    def reached(self, n: int, field: FlowField, h: Tensor, args: tuple[Tensor, ...]) -> Tensor:
+        """Where n steps from h end."""
+        self.time.steps, speed = n, n if self.config.loops else 1
 
         def scaled(tau: float, h: Tensor, *args: Tensor) -> Tensor:
             return speed * field(tau, h, *args)
 
-        return integrate(scaled, h, args=args, n_steps=steps, method=o.method)
+        return integrate(scaled, h, args=args, n_steps=n, method=self.config.method)
 
 
 #: options of the depth that differ from the preset's
@@ -98,6 +124,7 @@ MODELS: dict[str, dict[str, Any]] = {
     "fixed-1": {"n_steps": 1},
     "drawn": {"kind": "elastic"},
     "looped": {"kind": "elastic", "loops": True, "alpha": 1.0},
+    "consistent": {"kind": "elastic", "loops": True, "alpha": 1.0, "consistency": 1.0},
 }
 
 

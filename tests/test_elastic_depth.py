@@ -52,6 +52,32 @@ def test_an_elastic_flow_that_ignores_its_number_of_steps_is_a_flow(elastic):
         assert_close(*(elastic.solved_with(m, setting)(IDS)[0] for m in (model, flow)))
 
 
+@pytest.mark.parametrize("drawn", [1, 8])
+def test_consistency_adds_the_gradient_of_the_distance_from_the_most_steps(elastic, drawn, monkeypatch):
+    monkeypatch.setattr(torch, "randint", lambda *_: torch.tensor([1, 8].index(drawn)))
+    models = [small(kind="elastic", loops=True, drawn=[1, 8], consistency=c).train() for c in (0.0, 0.5)]
+    ends: list[torch.Tensor] = []
+    for model in models:
+        integrated = model.depth.solve
+        monkeypatch.setattr(model.depth, "solve", lambda *args, solve=integrated: ends.append(solve(*args)) or ends[-1])
+        model(IDS)[0].logsumexp(-1).mean().backward()
+    weights = [list(model.depth.field.parameters()) for model in models]
+    added = [(b.grad - a.grad) for a, b in zip(*weights, strict=True)]
+    assert_close(ends[0], ends[1])
+    if drawn == 8:
+        assert all(float(gradient.abs().max()) < 1e-12 for gradient in added)
+        return
+    model = models[0]
+    monkeypatch.setattr(torch, "randint", lambda *_: torch.tensor(1))
+    model(IDS)
+    monkeypatch.setattr(torch, "randint", lambda *_: torch.tensor(0))
+    model(IDS)
+    apart = 1 - torch.nn.functional.cosine_similarity(ends[-1], ends[-2].detach(), dim=-1).mean()
+    expected = torch.autograd.grad(0.5 * apart, weights[0], allow_unused=True)
+    for gradient, value in zip(expected, added, strict=True):
+        assert_close(torch.zeros_like(value) if gradient is None else gradient, value)
+
+
 def test_the_number_of_steps_reaches_the_field(elastic):
     model = small(kind="elastic")
     flat = small(kind="elastic")
