@@ -71,7 +71,7 @@ class WithLoss(torch.autograd.Function):
         return h.view_as(h)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor]:  # type: ignore[override]
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor]:
         return grad, grad.new_ones(())
 
 

@@ -71,18 +71,20 @@ def read_events(
     return _Reader(data, table, facts, values, encoding).log()
 
 
-#: steps to be sorted, see `_steps`
-_Steps = np.recarray[Any, Any]
+#: steps to be sorted, see `_steps`: a record array, whose attributes numpy does not type
+_Steps = Any
 
 
-def _steps(series: Any, ticks: Any, rank: Any, code: Any = NONE, raw: Any = -1, row: Any = -1, value: Any = -1) -> Any:
+def _steps(
+    series: Any, ticks: Any, rank: Any, code: Any = NONE, raw: Any = -1, row: Any = -1, value: Any = -1
+) -> _Steps:
     """A table of steps, by default no events.
 
     raw    the index of the kind in the table
     row    of the table
     value  the row of Panel.values
     """
-    columns = np.broadcast_arrays(series, ticks, rank, code, raw, row, value)
+    columns: Any = np.broadcast_arrays(series, ticks, rank, code, raw, row, value)
     return np.rec.fromarrays(columns, names="series, ticks, rank, code, raw, row, value")
 
 

@@ -8,7 +8,7 @@ wait, further events at the same time; each is read by the model before the next
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -194,7 +194,7 @@ def _read(model: EventModel, at: Present, kind: Tensor, gap: Tensor) -> Present:
     phases = (at.phases + gap.unsqueeze(1) / periods) % 1
     missing = torch.full((rows, 1, 1), torch.nan, device=device)
     sizes = {"marks": config.marks, "values": config.values}
-    inputs = dict(zip(("static", "static_codes"), at.facts, strict=True))
+    inputs: dict[str, Any] = dict(zip(("static", "static_codes"), at.facts, strict=True))
     inputs |= {name: missing.expand(-1, -1, size) for name, size in sizes.items() if size}
     if config.clock:
         inputs["phases"] = phases.unsqueeze(1)

@@ -51,8 +51,9 @@ def observe(
     if values or not events:
         last = _inputs(run, blank)
         last["codes"][:] = NONE
+        columns = run.encoding.values.columns if run.encoding.values else []
         for name, value in values.items():
-            last["values"][..., run.encoding.values.columns.index(name)] = math.nan if value is None else float(value)
+            last["values"][..., columns.index(name)] = math.nan if value is None else float(value)
         parts.append(last)
     inputs = {
         name: part if name.startswith("static") else torch.cat([each[name] for each in parts], 1)
@@ -111,7 +112,8 @@ def _log(run: EventRun, time: Any, events: Sequence[Mapping[str, Any]], facts: M
 
     data, encoding = run.data, run.encoding
     group, columns = data.group or _SERIES, [*encoding.marks, *encoding.mark_categories, *encoding.static]
-    row = {**dict.fromkeys([*columns, *encoding.static_categories]), group: "0", data.time: time, **facts}
+    row: dict[Any, Any] = dict.fromkeys([*columns, *encoding.static_categories])
+    row |= {group: "0", data.time: time, **facts}
     if data.kind is not None:
         row[data.kind] = encoding.kinds[0]
     rows = [{**row, **event} for event in events]

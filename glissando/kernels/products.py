@@ -243,7 +243,7 @@ def linear(stored, weights, regs, at, scales, n_in, n_out, src, dst, bias, first
         place, width = first_of(begin, n_in, n_out)
         place, vectors = at + place, most if width == GROUP else 1
         size = min(n_out - begin, vectors * LANES)
-        ahead, step = place + n_in * width, width * at_once // (last - first)
+        ahead, step = place + n_in * width, width * at_once // max(last - first, 1)
         for row in range(first, last, at_once):
             if alone and width == GROUP:
                 sums_of_four(stored, place, width, n_in, regs, src, row, last, out)

@@ -193,7 +193,7 @@ def _number_table(
         spread = head.quantile(params, quantiles).unbind(-1)
         parts |= {f"q{level:g}": part for level, part in zip(quantiles, spread, strict=True)}
     parts |= {f"sample_{number}": path for number, path in enumerate(paths, 1)}
-    columns = [
+    columns: list[tuple[Any, str, Any]] = [
         (user, usual, np.repeat(cells, len(targets))) for user, usual, cells in placed(run, panel, series, times)
     ]
     columns.append((data.channel, "channel", targets * len(series)))

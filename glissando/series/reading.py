@@ -150,9 +150,9 @@ class _Reader(ColumnReader):
         if strange := [name for name in data.categorical if name not in known]:
             raise unknown_name("column of data.categorical", strange[0], known)
         target = self.target or data.target or numeric
-        if task == "forecast" and (texts := [name for name in target if name not in numeric]):
+        if task == "forecast" and (strange := [name for name in target if name not in numeric]):
             raise ConfigError(
-                f"{texts[0]} is no numeric channel, and a forecast is of numbers: leave it out of data.target"
+                f"{strange[0]} is no numeric channel, and a forecast is of numbers: leave it out of data.target"
             )
         self.fixed = replace(
             self.fixed, columns=numeric, categorical={name: [] for name in categorical},
@@ -183,7 +183,9 @@ class _Reader(ColumnReader):
         used = {data.group, data.time, *data.static, *data.future, *self.target}
         chosen = [*wanted] or [name for name in table.columns if name not in used]
         chosen += [name for name in data.categorical if name in table.columns and name not in {*chosen, *used}]
-        numeric, categorical, left = [], [], []
+        numeric: list[str] = []
+        categorical: list[str] = []
+        left: list[str] = []
         for name in chosen:
             column, is_category = table.columns[name], name in data.categorical
             if not is_category and name not in wanted and (why := _left_out(name, column)) is not None:
