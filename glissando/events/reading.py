@@ -85,7 +85,7 @@ def _steps(
     value  the row of Panel.values
     """
     columns: Any = np.broadcast_arrays(series, ticks, rank, code, raw, row, value)
-    return np.rec.fromarrays(columns, names="series, ticks, rank, code, raw, row, value")
+    return np.rec.fromarrays(columns, names="series, ticks, rank, code, raw, row, value")  # type: ignore[call-overload]
 
 
 class _Moments(NamedTuple):

@@ -113,7 +113,8 @@ def _log(run: EventRun, time: Any, events: Sequence[Mapping[str, Any]], facts: M
     data, encoding = run.data, run.encoding
     group, columns = data.group or _SERIES, [*encoding.marks, *encoding.mark_categories, *encoding.static]
     row: dict[Any, Any] = dict.fromkeys([*columns, *encoding.static_categories])
-    row |= {group: "0", data.time: time, **facts}
+    row[group], row[data.time] = "0", time
+    row.update(facts)
     if data.kind is not None:
         row[data.kind] = encoding.kinds[0]
     rows = [{**row, **event} for event in events]
