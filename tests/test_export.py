@@ -201,7 +201,8 @@ def test_a_check_that_fails_writes_nothing(tmp_path, monkeypatch):
         def __call__(self, *arguments: Any) -> list[Any]:
             return [torch.randn(*arguments[0].shape, 256), *arguments[1:]]
 
-    monkeypatch.setattr(onnx, "write", lambda stepper, folder, status: None)
+    monkeypatch.setattr(onnx, "translated", lambda step, status: None)
+    monkeypatch.setattr("onnx_ir.save", lambda *_, **__: None)
     monkeypatch.setattr(onnx, "OnnxRuntime", Wrong)
     run = saved(tmp_path, mixer="spectral")
     with pytest.raises(Refused, match="the check failed, so that nothing was written"):
