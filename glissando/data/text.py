@@ -195,8 +195,8 @@ class TextSource:
         for file, start, stop in self.parts:
             with file.opened() as opened:
                 opened.seek(at := start)
-                while at < stop:
-                    data = opened.read(min(piece_bytes + 1, stop - at))
+                # A file that was cut off ends early, which `opened` refuses then.
+                while data := opened.read(min(piece_bytes + 1, stop - at)):
                     if len(data) > piece_bytes:
                         data = data[: data.rfind(b"\n", 0, piece_bytes) + 1 or _last_start(data)]
                         opened.seek(at + len(data))

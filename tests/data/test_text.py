@@ -170,6 +170,13 @@ def test_a_file_that_changes_before_it_is_converted_is_refused(prose: Path) -> N
         train(corpus, 1)
 
 
+def test_a_file_that_is_cut_off_before_it_is_converted_is_refused(prose: Path) -> None:
+    corpus = TextCorpus(BPE, path=prose, **OPTIONS)
+    prose.write_text("short")
+    with pytest.raises(DataError, match=r"has changed while it was read: it had .* and has 5 now"):
+        train(corpus, 1)
+
+
 def test_a_broken_tokenisation_leaves_nothing_behind(prose: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def interrupted(self: HFTokenizer, texts: list[str]) -> list[np.ndarray]:
         raise KeyboardInterrupt
