@@ -112,13 +112,16 @@ def load_state(model: Backbone, path: str | Path) -> Any:
         )
     # Memory of its own: arithmetic may round by how its numbers are aligned.
     device = next(model.parameters()).device
-    tensors |= {name: torch.view_as_complex(tensors[name]) for name in about["complex"]}
-    like = model.init_state(len(tensors["position"]))
-    names = leaf_names(like)
-    inner = map_state(lambda _: tensors[next(names)].to(device, copy=True), like)
-    if "held" not in about:
-        return inner
-    return StreamState(inner, tensors["unread"].to(device), tensors["generator"], tensors["recent"], about["held"])
+    try:
+        tensors |= {name: torch.view_as_complex(tensors[name]) for name in about["complex"]}
+        like = model.init_state(len(tensors["position"]))
+        names = leaf_names(like)
+        inner = map_state(lambda _: tensors[next(names)].to(device, copy=True), like)
+        if "held" not in about:
+            return inner
+        return StreamState(inner, tensors["unread"].to(device), tensors["generator"], tensors["recent"], about["held"])
+    except (KeyError, TypeError, RuntimeError) as error:  # the digest is of the tensors, and not of their description
+        raise RunError(f"{path} is damaged ({error!r}): save the state again, or name another") from error
 
 
 def digest(tensors: Mapping[str, Tensor], model: Backbone | None = None) -> str:

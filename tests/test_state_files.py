@@ -121,11 +121,11 @@ def test_what_is_refused(model, tmp_path):
     other = LanguageModel.from_preset("transformer-nano", hidden_size=16, depth={"layers": 1})
     with pytest.raises(InputError, match=r"of another model: [\d,]+ parameters \(attention; discrete\), digest"):
         glissando.load_state(other, path)
-    data = bytearray(path.read_bytes())
-    data[-1] ^= 1
-    path.write_bytes(data)
-    with pytest.raises(RunError, match="damaged"):
-        glissando.load_state(model, path)
+    data = path.read_bytes()
+    for damaged in (data[:-1] + bytes([data[-1] ^ 1]), data.replace(b"complex", b"complax")):
+        path.write_bytes(damaged)
+        with pytest.raises(RunError, match="damaged"):
+            glissando.load_state(model, path)
     model.save(tmp_path / "run")
     with pytest.raises(RunError, match="holds no state"):
         glissando.load_state(model, tmp_path / "run" / "model.safetensors")
