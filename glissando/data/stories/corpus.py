@@ -121,10 +121,12 @@ class StoriesCorpus(RowCorpus):
         """As many whole stories as fit into seq_len tokens, and at least one; just one if it is labelled."""
         row, left = list[Story](), self.seq_len
         for story, size in self._stories(number):
-            if row and (self.labelled or size > left):
+            if row and size > left:
                 break
             row.append(story)
             left -= size
+            if self.labelled:  # a second story would be drawn in vain
+                break
         return row
 
     def _batch(self, group: Sequence[Sequence[Story]], chosen: Sequence[int]) -> Batch:
