@@ -88,7 +88,7 @@ class PairsCorpus(RowCorpus):
         length, rows = max(len(prompt) + len(answer) for prompt, answer in every) - 1, [every[row] for row in chosen]
 
         def padded(values: Iterable[list[int]], filler: int | bool) -> torch.Tensor:
-            return torch.tensor([row + [filler] * (length - len(row)) for row in values])
+            return torch.from_numpy(np.array([row + [filler] * (length - len(row)) for row in values]))
 
         ids = padded(((prompt + answer)[:-1] for prompt, answer in rows), PAD_ID)
         targets = padded(([IGNORED] * (len(prompt) - 1) + answer for prompt, answer in rows), IGNORED)
