@@ -18,7 +18,7 @@ from glissando.state import fit_room, state_bytes
 
 #: tokens that are read to measure, and how many behind them
 _BEFORE, _BEHIND = 1024, 128
-_measured: WeakKeyDictionary[LanguageModel, tuple[torch.dtype, Footprint]] = WeakKeyDictionary()
+_measured: WeakKeyDictionary[LanguageModel, tuple[tuple[torch.dtype, torch.device], Footprint]] = WeakKeyDictionary()
 
 
 class Footprint:
@@ -47,10 +47,10 @@ class Footprint:
 
     @classmethod
     def of(cls, model: LanguageModel) -> Footprint:
-        """Measured once for a model and its type."""
-        dtype = model.embedding.weight.dtype
-        if model not in _measured or _measured[model][0] != dtype:
-            _measured[model] = dtype, cls(model)
+        """Measured once for a model, its type and device."""
+        kind = model.embedding.weight.dtype, model.embedding.weight.device
+        if model not in _measured or _measured[model][0] != kind:
+            _measured[model] = kind, cls(model)
         return _measured[model][1]
 
     def state(self, tokens: int) -> int:
