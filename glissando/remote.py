@@ -50,10 +50,12 @@ class Place(NamedTuple):
     def pieces(self, name: str, most: int) -> Iterator[bytes]:
         """The content of a file, piece by piece. Raises RunError for more than `most` bytes, of which no more than a
         piece beyond is fetched."""
-        with _reaching("read", f"{self.url}/{name}"), self.fs.open((self / name).root, "rb") as file:
+        left = most
+        # By blocks, the default, a web server without range requests would serve small files alone.
+        with _reaching("read", f"{self.url}/{name}"), self.fs.open((self / name).root, "rb", block_size=0) as file:
             while piece := file.read(1 << 24):
-                if (most := most - len(piece)) < 0:
-                    raise RunError("it has more bytes than it may have: it is not fetched")
+                if (left := left - len(piece)) < 0:
+                    raise RunError(f"it has more bytes than the {most:,} that it may have: it is not fetched")
                 yield piece
 
     def put(self, name: str, source: Path | bytes) -> None:

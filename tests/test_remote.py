@@ -22,7 +22,7 @@ import glissando
 from glissando import machine, remote, runs
 from glissando.cli import main
 from glissando.errors import RunError
-from glissando.remote import fetched, work_directory
+from glissando.remote import fetched, place, work_directory
 from glissando.runs import Run
 from glissando.storage import manifest_text
 from glissando.training import launch
@@ -298,6 +298,14 @@ def test_a_run_opens_over_http(tmp_path):
         assert_same_tensors(weights(fetched(f"{url}/book")), weights(run))
         with pytest.raises(RunError, match=r"no run at http.*nowhere"):
             glissando.load(f"{url}/nowhere")
+
+
+def test_large_weights_come_from_a_server_without_range_requests(tmp_path):
+    pytest.importorskip("aiohttp")
+    size = 40 << 20
+    (tmp_path / "large").write_bytes(bytes(size))
+    with served(tmp_path) as url:
+        assert sum(map(len, place(url).pieces("large", size))) == size
 
 
 @pytest.mark.slow

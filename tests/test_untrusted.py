@@ -340,15 +340,15 @@ def test_no_more_is_fetched_than_the_manifest_says_and_a_manifest_is_bounded(tmp
     pytest.importorskip("aiohttp")
     manifest = manifest_text({name: {"sha256": "0" * 64, "size": 900} for name in ("config.yaml", "model.safetensors")})
     with served({"/a/manifest.json": manifest, "/a/config.yaml": endless}) as (url, taken):
-        with pytest.raises(RunError, match=r"config\.yaml: it has more bytes than it may"):
+        with pytest.raises(RunError, match=r"config\.yaml: it has more bytes than the .* that it may"):
             fetched(f"{url}/a")
         assert taken[0] < 100 << 20
     with served({"/b/manifest.json": endless}) as (url, taken):
-        with pytest.raises(RunError, match=r"manifest\.json: it has more bytes than it may"):
+        with pytest.raises(RunError, match=r"manifest\.json: it has more bytes than the .* that it may"):
             fetched(f"{url}/b")
         assert taken[0] < 100 << 20
     with served({"/c/latest": endless}) as (url, taken):
-        with pytest.raises(RunError, match=r"latest: it has more bytes than it may"):
+        with pytest.raises(RunError, match=r"latest: it has more bytes than the .* that it may"):
             resume(f"{url}/c")
         assert taken[0] < 100 << 20
     assert sum(path.stat().st_size for path in tmp_path.rglob("*") if path.is_file()) < 10_000
