@@ -86,6 +86,11 @@ def test_other_errors_end_with_1(command, tmp_path, monkeypatch, capsys):
     assert not list(tmp_path.iterdir())
 
 
+def test_an_unknown_option_like_no_other_names_none(capsys):
+    assert main(["train", "--lr", "1e-3"]) == 2
+    assert "unknown option --lr. See" in capsys.readouterr().err
+
+
 def test_an_unknown_option_of_a_section_names_the_sections_help(capsys):
     assert main(["train", "--model.mixer.unheard", "3"]) == 2
     assert capsys.readouterr().err.endswith("See `glissando train --help model.mixer`.\n")

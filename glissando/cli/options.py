@@ -153,7 +153,7 @@ def _unknown_option(parser: Parser, option: str) -> ConfigError:
 
     def likeness(known: str) -> float:
         """By the whole names, and by what they end with."""
-        ends = option.rpartition(".")[2], known.rpartition(".")[2]
+        ends = (name.removeprefix("--").rpartition(".")[2] for name in (option, known))
         whole_names, last = (difflib.SequenceMatcher(None, *names).ratio() for names in ((option, known), ends))
         return 2 * whole_names + last if last >= 0.6 else 0.0
 
@@ -293,7 +293,11 @@ def as_flags(message: str, arguments: Sequence[str]) -> str:
 
 def _threads(text: str) -> int | None:
     """A number of threads; None is auto."""
-    return None if text == "auto" else at_least(1)(text)
+    if text == "auto":
+        return None
+    if (count := whole(text)) < 1:
+        raise argparse.ArgumentTypeError(f"expected auto or a number of at least 1, got {text!r}")
+    return count
 
 
 #: what may be changed of a trained model's depth
