@@ -65,7 +65,7 @@ def fitted(comparison: Comparison, within: float | None, log: Log, began: float)
     share = min(max((left - rest - validations * validation) / steps, _LEAST), 1.0)
     note = f", longer than --within: {_LEAST:.0%} of --budget is the least" if share == _LEAST else ""
     models, budget = comparison.given, comparison.budget
-    share = float(f"{share * budget.value:.2g}") / budget.value
+    share = min(float(f"{share * budget.value:.2g}") / budget.value, 1.0)
     if validations < _VALIDATIONS:
         training = training | {EVERY: math.ceil(share * number / len(costs[:FEWER]) / validations)}
         scored = f", with at most {validations} validation{'s' * (validations > 1)} each"
