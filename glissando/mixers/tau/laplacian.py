@@ -205,12 +205,15 @@ def fiedler_order(laplacian: Tensor) -> Tensor:
 
 def components(laplacian: Tensor) -> list[list[int]]:
     """The nodes of each connected component, the largest first; as many as the eigenvalue 0 is multiple."""
-    size = len(laplacian)
-    reached = (laplacian < 0) | torch.eye(size, dtype=torch.bool)
-    for _ in range(size.bit_length()):  # paths of twice the length
-        reached = reached.double() @ reached.double() > 0
-    first = reached.double().argmax(1)  # the first node of each node's component
-    parts = [(first == node).nonzero().flatten().tolist() for node in first.unique().tolist()]
+    linked, parts = laplacian < 0, []
+    left = torch.ones_like(linked[0])
+    while left.any():
+        part = new = torch.zeros_like(left).index_fill(0, left.nonzero()[0], True)
+        while new.any():
+            new = linked[new].any(0) & left & ~part
+            part = part | new
+        parts.append(part.nonzero().flatten().tolist())
+        left = left & ~part
     return sorted(parts, key=len, reverse=True)
 
 
