@@ -63,7 +63,8 @@ class Hazard:
 
     def bin(self, t: Floats, resolution: float = 0.0) -> np.ndarray:
         """The bin of times, or of the intervals of a length `resolution` that end at them."""
-        inner = np.searchsorted(self.edges, (t - resolution / 2) % self.period, side="right") - 1
+        middle = np.maximum(t - resolution / 2, 0)  # a time below half the resolution is in the first bin
+        inner = np.searchsorted(self.edges, middle % self.period, side="right") - 1
         return inner.clip(0, len(self.rate) - 1)
 
     def integral(self, t: Floats) -> Floats:
