@@ -71,7 +71,7 @@ def test_ties_are_a_share_and_need_no_wait() -> None:
     assert np.allclose(found.time, [np.log(0.25), np.log(0.75) - 2], atol=3e-3)
 
 
-def test_a_wait_below_half_the_resolution_is_in_the_first_bin():
+def test_a_wait_below_half_the_resolution_is_in_the_first_bin() -> None:
     hazard = Hazard(np.array([0.0, 1.0, 2.0, 1e30]))
     assert hazard.bin(np.array([0.1, 0.5, 1.6, 5.0]), resolution=1.0).tolist() == [0, 0, 1, 2]
 
