@@ -8,7 +8,7 @@ import shutil
 import sys
 import threading
 import time
-from collections.abc import Iterable, Iterator, Sized
+from collections.abc import Callable, Iterable, Iterator, Sized
 from typing import Any, TextIO, TypeVar
 
 #: seconds between lines where there is no terminal
@@ -41,6 +41,28 @@ def track(
             times = elapsed_and_left(now - began, done / total if total else 0.0)
             print(f"{what}: {count}{unit and ' ' + unit}, {times}", file=file, flush=True)
         yield item
+
+
+@contextlib.contextmanager
+def phases(total: int, file: TextIO | None = None) -> Iterator[Callable[[str], None]]:
+    """A function that is called with what begins, `total` times; a terminal shows a bar, other outputs a line each."""
+    file = file or sys.stderr
+    if not file.isatty():
+        yield lambda phase: print(phase, file=file, flush=True)
+        return
+    from tqdm import tqdm
+
+    with tqdm(total=total, file=file, leave=False, dynamic_ncols=True, bar_format="{desc}{bar}| {n}/{total}") as bar:
+        begun = 0
+
+        def begin(phase: str) -> None:
+            nonlocal begun
+            bar.set_description(phase, refresh=False)
+            bar.update(min(begun, 1))  # the phase before has ended
+            begun += 1
+            bar.refresh()
+
+        yield begin
 
 
 class _Noticed:

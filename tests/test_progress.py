@@ -11,7 +11,7 @@ import time
 import pytest
 
 from glissando import progress
-from glissando.progress import elapsed_and_left, minutes, never_silent, track
+from glissando.progress import elapsed_and_left, minutes, never_silent, phases, track
 
 
 class Terminal(io.StringIO):
@@ -44,6 +44,20 @@ def test_a_terminal_has_a_bar():
     assert "reading:   0%" in file.getvalue()
     assert "0/3" in file.getvalue()
     assert file.getvalue().endswith("\r")  # and leaves nothing behind
+
+
+def test_phases_are_a_bar_on_a_terminal_and_lines_elsewhere():
+    terminal, log = Terminal(), io.StringIO()
+    for file in (terminal, log):
+        with phases(2, file) as begin:
+            begin("tracing")
+            begin("checking")
+    assert log.getvalue() == "tracing\nchecking\n"
+    frames = [frame.strip() for frame in terminal.getvalue().split("\r") if frame.strip()]
+    assert [frame.split(":")[0] for frame in frames if frame[0] in "tc"] == ["tracing", "checking"]
+    assert frames[0].endswith("| 0/2")
+    assert frames[-1].startswith("checking") and frames[-1].endswith("| 1/2")
+    assert terminal.getvalue().endswith("\r")  # and leaves nothing behind
 
 
 @pytest.mark.parametrize(("seconds", "text"), [(0, "0:00"), (59.6, "1:00"), (3599, "59:59"), (7265, "2:01:05")])

@@ -169,7 +169,7 @@ def test_the_command_writes_a_file_that_the_export_verb_names(
     run.save(tmp_path / "run")
     made: list[Path] = []
 
-    def write(run: SeriesRun, out: Path) -> Check:
+    def write(run: SeriesRun, out: Path, status: object) -> Check:
         made.append(Path(out))
         return Check(48, 1e-7)
 

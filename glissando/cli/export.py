@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from functools import partial
 
 from glissando.cli.inference import inference_overrides
 from glissando.cli.options import DEPTH, Parser, parse, require_out, whole
@@ -38,12 +37,13 @@ def main(arguments: Sequence[str]) -> None:
     if options.to not in TO:
         raise unknown_name("--to", options.to, TO)
     require_out(options, "name the folder to make, such as --out exported")
-    from glissando.export import export
+    from glissando.export import PHASES, export
     from glissando.loading import load
+    from glissando.progress import phases
     from glissando.runs import Run
 
     model = load(options.run, inference_overrides(options))
-    status = partial(print, file=sys.stderr, flush=True)
-    exported = export(model, Run.open(options.run), options.to, options.out, options.capacity, status)
+    with phases(PHASES[options.to]) as begin:
+        exported = export(model, Run.open(options.run), options.to, options.out, options.capacity, begin)
     print("\n".join(exported.lines()))
     print(f"exported: {options.out}", file=sys.stderr)

@@ -68,14 +68,17 @@ def _parser() -> Parser:
 
 def _export(options: Options) -> None:
     """One step of the run as a graph: an observation in, forecasts out."""
+    from glissando.export import PHASES
     from glissando.export.series import export_series
+    from glissando.progress import phases
     from glissando.series.forecast import SeriesRun
 
     require_out(options, "name the file to write, such as --out forecast.onnx")
     if Path(options.out).suffix != ".onnx":
         raise ConfigError(f"--out is {options.out}: give the name of a file that ends in .onnx")
     choose_threads(options, *USUAL)
-    exported = export_series(SeriesRun.open(options.run), options.out)
+    with phases(PHASES["onnx"]) as begin:
+        exported = export_series(SeriesRun.open(options.run), options.out, begin)
     print("\n".join(exported.lines()))
     print(f"exported: {options.out}", file=sys.stderr)
 

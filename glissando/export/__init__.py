@@ -8,6 +8,6 @@ of the same mixer for it by its method `export_form`.
 from __future__ import annotations
 
 from glissando.errors import Refused
-from glissando.export.kinds import KINDS, export
+from glissando.export.kinds import KINDS, PHASES, export
 
-__all__ = ["KINDS", "Refused", "export"]
+__all__ = ["KINDS", "PHASES", "Refused", "export"]

@@ -39,6 +39,8 @@ KINDS = {
     "safetensors-bf16": "a run in bfloat16",
     "safetensors-int8": "a run in int8",
 }
+#: --to, and how often `export` calls its `status`
+PHASES = {"onnx": 3, "web": 4, "safetensors-bf16": 2, "safetensors-int8": 2}
 _PRECISIONS: dict[str, Precision] = {"safetensors-bf16": "bf16", "safetensors-int8": "int8"}
 
 
@@ -70,7 +72,7 @@ def export(
     room = _capacity(model, kind, capacity)
     with publishing(out) as folder:
         if kind in _PRECISIONS:
-            return _write_run(model, run, kind, room, folder)
+            return _write_run(model, run, kind, room, folder, status)
         return _write_graph(model, kind, run.path.name, room, folder, status)
 
 
@@ -121,14 +123,18 @@ def _write_graph(
     return outcome
 
 
-def _write_run(model: LanguageModel, source: Run, kind: str, room: int | None, folder: Path) -> Check:
+def _write_run(
+    model: LanguageModel, source: Run, kind: str, room: int | None, folder: Path, status: Callable[[str], None]
+) -> Check:
     """A run again, its matrices in bfloat16 or int8, loaded and compared: the difference is reported."""
     from glissando.loading import load
 
+    status("rounding the matrices")
     run = Run.create(folder)
     run.write_tokenizer(tokenizer_of(model))
     config = source.read_config() | {"model": to_dict(model.config)}
     run.write_model(reduced(model, _PRECISIONS[kind]), config, source=source)
+    status("checking the run against the model")
     loaded = load(folder)
 
     def step(ids: torch.Tensor, *rest: Any) -> list[Any]:

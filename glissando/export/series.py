@@ -15,7 +15,7 @@ from __future__ import annotations
 import copy
 import json
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -150,8 +150,10 @@ class Check(NamedTuple):
         ]
 
 
-def export_series(run: SeriesRun, out: str | Path) -> Check:
+def export_series(run: SeriesRun, out: str | Path, status: Callable[[str], None] = lambda _: None) -> Check:
     """Write the step of a run as the ONNX file `out`, in float32, once its check has passed.
+
+    status  takes what begins: the three phases of `--to onnx`
 
     Raises RunError where there is a file, Refused for a model that cannot be exported and for a check that fails,
     MissingExtraError where a package is missing.
@@ -159,13 +161,14 @@ def export_series(run: SeriesRun, out: str | Path) -> Check:
     out = require_absent(out)
     onnx.require_installed()
     observer = Observer(run)
-    model = onnx.translated(observer)
+    model = onnx.translated(observer, status)
     model.metadata_props[METADATA] = json.dumps(observer.metadata())
     import onnx_ir
 
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "step.onnx"
         onnx_ir.save(model, path)
+        status("checking the graph against the model")
         outcome = _checked(observer, path)
         write_atomic(out, path.read_bytes())
     return outcome
