@@ -56,7 +56,8 @@ def test_phases_are_a_bar_on_a_terminal_and_lines_elsewhere():
     frames = [frame.strip() for frame in terminal.getvalue().split("\r") if frame.strip()]
     assert [frame.split(":")[0] for frame in frames if frame[0] in "tc"] == ["tracing", "checking"]
     assert frames[0].endswith("| 0/2")
-    assert frames[-1].startswith("checking") and frames[-1].endswith("| 1/2")
+    assert frames[-1].startswith("checking")
+    assert frames[-1].endswith("| 1/2")
     assert terminal.getvalue().endswith("\r")  # and leaves nothing behind
 
 
