@@ -39,6 +39,7 @@ ROWS: dict[str, Callable[[int], Row]] = {
         for preset, context, n in steps.CACHES
     },
     **{f"texts-{preset}": partial(steps.texts, preset) for preset in steps.TEXTS},
+    **{f"two-threads-{preset}": partial(steps.threads, preset) for preset in steps.TEXTS},
     "start-up": speed.start_up,
     "starting-serve": starting.serve,
     "starting-generate": starting.generate,
