@@ -28,7 +28,7 @@ from glissando.depth import DEPTHS, DiscreteConfig
 from glissando.runs import Run
 from glissando.series import SeriesConfig, SeriesModel
 from glissando.training.config import TrainingConfig
-from glissando.training.fit import resume, train
+from glissando.training.fit import resume, train, trained
 from glissando.training.task import Loss, Task, TaskConfig
 
 
@@ -90,6 +90,7 @@ class Sums(Task):
             step += 1
 
     def loss(self, model: SeriesModel, batch: Tensor, state: Any = None, logged: bool = False) -> Loss:
+        batch = batch.to(next(model.parameters()).device)
         y, state = model(batch, state)
         return Loss((y - batch.cumsum(1)).square().sum(), batch.numel(), state=state)
 
@@ -97,7 +98,7 @@ class Sums(Task):
     def score(
         self, model: SeriesModel, device: torch.device, stride: int = 1, shard: Shard = WHOLE
     ) -> dict[str, float]:
-        losses = [self.loss(model, batch.to(device)) for batch in self.batches("valid")]
+        losses = [self.loss(model, batch) for batch in self.batches("valid")]
         return {"valid_loss": float(sum(each.total for each in losses) / sum(each.weight for each in losses))}
 
     @torch.no_grad()
@@ -118,6 +119,9 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         run = train(from_dict(SumsConfig, {"training": budget}), arguments.out or Path(folder) / "run")
         resume(run.path, kind=SumsConfig)  # finished: nothing is left to train
+        model = trained(run.path, SumsConfig)
+        y, _ = model(torch.tensor([[[1.0], [2.0], [3.0]]]))
+        print(f"1, 2, 3 -> {', '.join(f'{each:.1f}' for each in y[0, :, 0].tolist())}")
 
 
 if __name__ == "__main__":

@@ -26,7 +26,7 @@ from glissando.initialization import Scheme, initialize, own_initialization
 from glissando.kernels.compiled import require_backend
 from glissando.kernels.plain import plain_operations, underlying
 from glissando.mixers import MIXERS, AttentionConfig, Context, Mixer, Signal, build_mixer, require_accepted
-from glissando.mixers.liquid.scan import require_time
+from glissando.mixers.base import require_time
 from glissando.rewinding import Trail
 from glissando.state import Slotted, State, leaf_names, leaves, zeros_position
 

@@ -15,10 +15,13 @@ from packages import installed
 from tolerances import assert_close
 from training_runs import SHIFT, configuration, crash_in, metrics, weights
 
+from glissando import load
 from glissando.cli import main
+from glissando.config import from_dict
 from glissando.data.corpora import build_corpus
+from glissando.errors import ConfigError, RunError
 from glissando.training.config import TrainingConfig
-from glissando.training.fit import resume, train
+from glissando.training.fit import resume, train, trained
 from glissando.training.language_task import LanguageTask
 from glissando.training.task import Objective, Sums
 
@@ -52,6 +55,37 @@ def test_a_task_of_ones_own(sums, tmp_path, monkeypatch, capsys):
     parts = train(dataclasses.replace(config, training=dataclasses.replace(training, accumulate=2)), tmp_path / "parts")
     for name, weight in weights(whole).items():
         assert_close(weights(parts)[name], weight, name, 1e-4)
+
+
+@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
+def test_any_module_of_pytorch_is_trained(optimizer, sums, tmp_path, monkeypatch):
+    """A task whose model knows nothing of glissando: it is resumed to the same weights, and opened."""
+
+    class Network(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner, self.out = torch.nn.GRU(1, 8, batch_first=True), torch.nn.Linear(8, 1)
+
+        def forward(self, x: torch.Tensor, state: Any = None) -> Any:
+            return self.out(self.inner(x)[0]), state
+
+    monkeypatch.setattr(sums.Sums, "new_model", lambda task, saved=False: Network())
+    training = {"steps": 6, "accelerator": "cpu", "precision": "32-true", "save_every": 3, "optimizer": optimizer}
+    config = from_dict(sums.SumsConfig, {"training": training})
+    whole = train(config, tmp_path / "whole")
+    crash_in(monkeypatch, 5, RuntimeError("a power cut"))
+    with pytest.raises(RuntimeError, match="a power cut"):
+        train(config, tmp_path / "cut")
+    resume(tmp_path / "cut", kind=sums.SumsConfig)
+    model = trained(tmp_path / "cut", sums.SumsConfig)
+    assert not model.training
+    for name, weight in weights(whole).items():
+        assert torch.equal(model.state_dict()[name], weight), name
+    config.training.gradient_checkpointing = True
+    with pytest.raises(ConfigError, match=r"gradient_checkpointing: Network does not recompute its blocks"):
+        train(config, tmp_path / "blocks")
+    with pytest.raises(RunError, match=r"holds a model of sums: glissando\.training\.fit\.trained"):
+        load(tmp_path / "whole")
 
 
 def test_a_command_of_ones_own(sums, tmp_path, monkeypatch, capsys):

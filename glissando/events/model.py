@@ -26,7 +26,7 @@ from glissando.events.batches import Targets
 from glissando.events.heads import WAITS, Params, Waits
 from glissando.initialization import Scheme
 from glissando.mixers import MIXERS, Context, LiquidConfig
-from glissando.mixers.liquid.scan import require_time
+from glissando.mixers.base import require_time
 from glissando.series.anchor import logarithm
 from glissando.series.history import Past, history
 from glissando.series.model import Sizes

@@ -42,7 +42,9 @@ import torch
 from torch import Tensor, nn
 
 from glissando.config import Registry
-from glissando.errors import ConfigError
+from glissando.errors import ConfigError, InputError
+from glissando.kernels.loop import exporting
+from glissando.kernels.plain import underlying
 from glissando.kernels.precise import widest
 from glissando.state import State
 
@@ -112,6 +114,20 @@ def require_accepted(ctx: Context, accepts: frozenset[Signal], who: str) -> None
                 f"{who} was given {name!r} but does not accept it (it accepts: {known}). Leave {name} out, or choose a "
                 "mixer or depth that uses it."
             )
+
+
+def require_time(dt: Tensor, name: str = "dt") -> None:
+    """Raise InputError unless the durations `name` are real numbers, finite and at least 0."""
+    if dt.is_complex() or dt.dtype == torch.bool:
+        raise InputError(f"{name} is a duration, a real number for each step; got {dt.dtype}")
+    if exporting():  # a graph depends on no value
+        return
+    dt = underlying(dt)
+    if bool((dt < 0).any()):
+        raise InputError(f"{name} is a duration and cannot be negative, got {float(dt.min())}")
+    if not bool(dt.isfinite().all()):
+        where = (~dt.isfinite()).nonzero()[0].tolist()
+        raise InputError(f"{name} is a duration and must be finite, got {float(dt[tuple(where)])} at {where}")
 
 
 class Mixer(nn.Module, ABC):

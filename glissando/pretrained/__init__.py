@@ -55,8 +55,8 @@ def how_to_open(path: Path, kind: str | None) -> str:
         return f"{name} predicts events: use `glissando events evaluate {name}`, or EventModel.load({name!r})"
     if kind is None:
         return f"{name} holds a model of language: use the other commands, or glissando.load({name!r})"
-    resumed = f"glissando.training.fit.resume({name!r}, kind=CLASS), of its TaskConfig, goes on with it"
-    return f"{name} holds a model of {kind}: {resumed}"
+    opens = f"glissando.training.fit.trained({name!r}, CLASS), of its TaskConfig, opens it, and resume goes on with it"
+    return f"{name} holds a model of {kind}: {opens}"
 
 
 def require_text(path: str | Path, data: Mapping[str, Any]) -> None:

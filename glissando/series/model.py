@@ -24,7 +24,7 @@ from glissando.config import options, starting
 from glissando.errors import ConfigError, InputError
 from glissando.initialization import Scheme
 from glissando.mixers import MIXERS, Context, LiquidConfig, Memo
-from glissando.mixers.liquid.scan import require_time
+from glissando.mixers.base import require_time
 from glissando.series.anchor import Anchor, logarithm
 from glissando.series.heads import LEVELS, Head, make_head
 from glissando.series.history import Own, Past, by_own_past, history

@@ -84,7 +84,6 @@ def _start(loop: Loop, moments: Moments) -> list[str]:
     """Give the model the weights and the optimizer's state that training starts from; what a person should know."""
     config = loop.config
     if config.start_from is None:
-        loop.model.require_started()
         return []
     before = "muon" if any("momentum_buffer" in tensors for tensors in moments.values()) else "adamw"
     now = OPTIMIZERS.kind_of(config.training.optimizer)
@@ -135,9 +134,7 @@ def resume(
     with alone(run.path) if is_first else contextlib.nullcontext():
         checkpoint = run.require_checkpoint()
         opened = Run.open(checkpoint)
-        values = opened.read_config(kind=kind.kind, to_train=True)
-        values.pop("kind", None)
-        config = from_dict(kind, values, "config.yaml")
+        config = _config(opened, kind)
         put_texts(config.data, texts or {})
         if others := [name for name in machine or {} if name not in MACHINE]:
             raise ConfigError(f"a run continues with {', '.join(MACHINE)} of training alone, got {others[0]!r}")
@@ -152,6 +149,23 @@ def resume(
             files[ENVIRONMENT] = resumed_environment(files.get(ENVIRONMENT, b"{}"), notes)
             files[CONFIG] = config_text(merge(kind, opened.read_config(kind=kind.kind), texts or {}))
         return _fit(loop, checkpoint, mirror)
+
+
+def trained(path: str | Path, kind: type[AnyRunConfig]) -> Any:
+    """The model of a run of a task of one's own, in evaluation mode; `kind` is the task's configuration.
+
+    Raises RunError for a run of another kind, or a damaged one.
+    """
+    run = Run.open(path)
+    model = _config(run, kind).task(run).new_model(saved=True)
+    model.load_state_dict(run.read_state_dict())
+    return model.eval()
+
+
+def _config(run: Run, kind: type[AnyRunConfig]) -> Any:
+    values = run.read_config(kind=kind.kind, to_train=True)
+    values.pop("kind", None)
+    return from_dict(kind, values, "config.yaml")
 
 
 def _fit(loop: Loop, checkpoint: Path | None, mirror: Mirror | None) -> Run:

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from glissando.checkpoints import SHARDS, checkpoint_path, point_to
 from glissando.data.base import Shard
-from glissando.errors import DivergenceError, NotFiniteError, TrainingError
+from glissando.errors import ConfigError, DivergenceError, NotFiniteError, TrainingError
 from glissando.kernels.precise import widest
 from glissando.metrics import Metrics, append, part_norms, part_of, require_there
 from glissando.runs import METRICS, Run
@@ -55,7 +55,8 @@ class Loop:
         if task.carries:
             model.require_constant_state("training.carry")
         freeze(model, t.freeze)
-        model.depth.gradient_checkpointing = t.gradient_checkpointing
+        if t.gradient_checkpointing:
+            _recompute_blocks(model)
         self.fabric, self.stopping = build_fabric(t), Stopping()
         self.objective, self.schedule = Objective(model, task), SCHEDULES.class_of(t.schedule)(t.schedule)
         self.budget, self.clock = Budget(t, task.epoch_rows, config.data.batch_size), Clock()
@@ -417,6 +418,16 @@ class Loop:
                 f"after step {self.state.step} {part_of(name)} ({name}) is not finite; it is not saved and the last "
                 "checkpoint is kept. Train again with a lower training.optimizer.learning_rate."
             )
+
+
+def _recompute_blocks(model: Any) -> None:
+    """Raises ConfigError for a model without a depth that can."""
+    depth: Any = getattr(model, "depth", model)
+    if not hasattr(depth, "gradient_checkpointing"):
+        raise ConfigError(
+            f"training.gradient_checkpointing: {type(depth).__name__} does not recompute its blocks; leave it out"
+        )
+    depth.gradient_checkpointing = True
 
 
 class Hook:

@@ -42,7 +42,8 @@ def build_optimizer(
     if not isinstance(options, MuonOptions):
         groups = optimizer_groups(model, grown, options.weight_decay, options.eps)
         return torch.optim.AdamW(groups, options.learning_rate, betas=(options.beta1, options.beta2), fused=fused)
-    linear = [m for m in model.get_submodule("depth").modules() if isinstance(m, nn.Linear)]
+    inner = getattr(model, "depth", model)
+    linear = [m for m in inner.modules() if isinstance(m, nn.Linear)]
     maps = {id(m.weight) for m in linear}
     matrices = {name for name, p in model.named_parameters() if id(p) in maps} & decayed_names(model)
     by_muon = optimizer_groups(model, grown, options.weight_decay, options.eps, matrices, muon=True)

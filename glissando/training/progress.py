@@ -47,7 +47,7 @@ class Progress(Hook):
         trained = sum(p.numel() for p in model.parameters() if p.requires_grad)
         self.message(
             f"device {loop.fabric.device}, processes {loop.fabric.world_size}, threads {torch.get_num_threads()}, "
-            f"{t.precision}; parameters {model.num_parameters():,} ({trained:,} trained); "
+            f"{t.precision}; parameters {sum(p.numel() for p in model.parameters()):,} ({trained:,} trained); "
             f"{loop.task.describe(batches[0])}; out {loop.run.path}"
             + ("" if loop.budget.limits else "; no budget: until Ctrl-C")
         )

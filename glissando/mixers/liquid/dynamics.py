@@ -16,8 +16,8 @@ from torch import Tensor, nn
 from glissando.config import options, starting
 from glissando.errors import ConfigError, Refused
 from glissando.kernels.compiled import use_numba
-from glissando.mixers.base import Memo
-from glissando.mixers.liquid.scan import Modes, Packed, liquid, pack, require_time, time_constants
+from glissando.mixers.base import Memo, require_time
+from glissando.mixers.liquid.scan import Modes, Packed, liquid, pack, time_constants
 from glissando.mixers.liquid.zero_order_hold import discretize, hippo_legs, legs_modes
 from glissando.mixers.memory import starting_turns
 from glissando.precision import exact, without_autocast

@@ -32,7 +32,6 @@ from typing import Any, Literal, NamedTuple, get_args
 import torch
 from torch import Tensor
 
-from glissando.errors import InputError
 from glissando.kernels.compiled import (
     HAS_TRITON,
     as_rows,
@@ -45,7 +44,8 @@ from glissando.kernels.compiled import (
     warn_of_the_loop,
 )
 from glissando.kernels.loop import exporting, over_time
-from glissando.kernels.plain import resolved, underlying, without_derivatives
+from glissando.kernels.plain import resolved, without_derivatives
+from glissando.mixers.base import require_time
 
 Backend = Literal["auto", "reference", "numba", "triton"]
 Form = Literal["numba", "triton"]
@@ -143,20 +143,6 @@ def _loop(b: Tensor, z: Tensor, modes: Modes, x0: Tensor, dt: Tensor | None, cou
     if dt is None:
         return over_time(step, (x0,), (b, z), (b.new_ones(1), *weights))[0]
     return over_time(step, (x0,), (b, z, dt.to(b.dtype)), weights)[0]
-
-
-def require_time(dt: Tensor, name: str = "dt") -> None:
-    """Raise InputError unless the durations `name` are real numbers, finite and at least 0."""
-    if dt.is_complex() or dt.dtype == torch.bool:
-        raise InputError(f"{name} is a duration, a real number for each step; got {dt.dtype}")
-    if exporting():  # a graph depends on no value
-        return
-    dt = underlying(dt)
-    if bool((dt < 0).any()):
-        raise InputError(f"{name} is a duration and cannot be negative, got {float(dt.min())}")
-    if not bool(dt.isfinite().all()):
-        where = (~dt.isfinite()).nonzero()[0].tolist()
-        raise InputError(f"{name} is a duration and must be finite, got {float(dt[tuple(where)])} at {where}")
 
 
 def time_constants(z: Tensor, past: Tensor, modes: Modes) -> Tensor:
