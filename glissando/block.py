@@ -62,7 +62,7 @@ class BlockConfig:
     """
 
     order: Literal["pre", "post", "post-shared"] = "pre"
-    mixer_scale: Annotated[float, Field(allow_inf_nan=False)] | None = None
+    mixer_scale: float | None = None
     conv_width: Annotated[int, Field(ge=0)] = 0
     mixer_dropout: Share = 0.0
     mlp_dropout: Share = 0.0

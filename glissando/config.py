@@ -23,7 +23,7 @@ from glissando.errors import ConfigError, nearest, unknown_name
 
 T = TypeVar("T")
 
-_CONFIG = ConfigDict(extra="forbid", coerce_numbers_to_str=True)
+_CONFIG = ConfigDict(extra="forbid", coerce_numbers_to_str=True, allow_inf_nan=False)
 
 
 def starting(*, default: Any, of: str) -> Any:

@@ -276,6 +276,8 @@ def test_early_stopping_stops(tmp_path):
         ("training.optimizer.learning_rate", 0.0, "greater than 0"),
         ("training.optimizer.learning_rate", math.inf, "finite"),
         ("training.optimizer.beta2", 1.0, "less than 1"),
+        ("training.optimizer.beta2", math.nan, "a finite number"),
+        ("training.carry", math.nan, "a finite number"),
         ("training.optimizer.weight_decay", -1.0, "a number of at least 0"),
         ("training.schedule.kind", "cosine", "warmup-cosine"),
         ("training.schedule.warmup_steps", -1, "a number of at least 0"),

@@ -18,10 +18,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
-from typing import Annotated, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
-from pydantic import Field, PositiveInt
+from pydantic import PositiveInt
 from torch import Tensor, nn
 
 from glissando.config import options, recorded, starting
@@ -64,7 +64,7 @@ class FlowConfig(DepthOptions):
     control: list[str] = field(default_factory=list)
     control_trained: bool | None = recorded(default=None)
     method: str = "euler"
-    alpha: Annotated[float, Field(allow_inf_nan=False)] = starting(default=0.1, of="depth.alpha")
+    alpha: float = starting(default=0.1, of="depth.alpha")
     shortcuts: bool = False
 
     def __post_init__(self) -> None:

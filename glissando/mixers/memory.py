@@ -13,10 +13,10 @@ from torch import Tensor, nn
 from glissando.kernels.precise import wide
 
 #: of the first head and of the last, in tokens of dt = 1
-_Time = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+_Time = Annotated[float, Field(gt=0)]
 Times = tuple[_Time, _Time]
 #: of gates, each of which keeps 1 - 1 / horizon a token
-_Horizon = Annotated[float, Field(gt=1, allow_inf_nan=False)]
+_Horizon = Annotated[float, Field(gt=1)]
 Horizons = tuple[_Horizon, _Horizon]
 
 

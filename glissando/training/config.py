@@ -40,7 +40,7 @@ class OptimizerOptions:
 
     learning_rate: Positive = 2e-3
     beta2: Annotated[float, Field(ge=0, lt=1)] = 0.95
-    weight_decay: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.1
+    weight_decay: Annotated[float, Field(ge=0)] = 0.1
     release: PositiveInt | None = None
 
     def held(self, step: int) -> float:

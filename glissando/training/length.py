@@ -13,7 +13,7 @@ from glissando.errors import ConfigError
 BUDGETS = ("steps", "epochs", "tokens", "seconds", "flops")
 BUDGET_OPTIONS = f"training.steps, .{', .'.join(BUDGETS[1:])}"
 
-Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+Positive = Annotated[float, Field(gt=0)]
 
 
 @options

@@ -67,7 +67,7 @@ class AttentionConfig:
     kv_heads: PositiveInt | None = None
     head_size: PositiveInt | None = None
     keys: Literal["own", "previous"] = "own"
-    scale: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = recorded(default=None)
+    scale: Annotated[float, Field(gt=0)] | None = recorded(default=None)
     window: PositiveInt | None = None
     bias: bool = False
     rope: bool = True

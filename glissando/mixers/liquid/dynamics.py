@@ -23,7 +23,7 @@ from glissando.mixers.memory import starting_turns
 from glissando.precision import exact, without_autocast
 from glissando.widening import Grows, Reads, Table, grow_norm, join, linear, tables, tile
 
-Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+Positive = Annotated[float, Field(gt=0)]
 
 
 @options

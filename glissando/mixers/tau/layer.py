@@ -76,7 +76,7 @@ from .attention import exponents, tau_attention
 from .laplacian import energy, starting_laplacian
 from .observation import OBSERVED, attention_entropy, collapses, observe_tau
 
-Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+Positive = Annotated[float, Field(gt=0)]
 
 
 @options
@@ -113,7 +113,7 @@ class TauConfig:
     keys: Literal["own", "previous"] = "own"
     rope: bool = True
     rope_repeat: PositiveInt = recorded(default=1)
-    value_rotation: Annotated[float, Field(gt=1, allow_inf_nan=False)] | None = None
+    value_rotation: Annotated[float, Field(gt=1)] | None = None
     value_width: PositiveInt | None = recorded(default=None)
     eps: Positive = recorded(default=1e-6)
     tau: Positive = starting(default=1.0, of="mixer.tau")
