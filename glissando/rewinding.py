@@ -152,21 +152,21 @@ def _rows_where(which: Tensor, yes: State, no: State) -> State:
     return select_rows(map_state(Tensor.detach, join_rows(no, yes)), torch.where(which, rows + len(which), rows))
 
 
-def rewound(model: Any, state: State, count: int) -> State:
-    """See LanguageModel.rewind."""
-    trail = state.trail
-    if trail is None:
-        raise InputError("this state cannot go back: start from model.init_state(batch_size, rewind=32)")
+def rewound(model: Any, state: State, count: int, start: str = "model.init_state(batch_size, rewind={})") -> State:
+    """See LanguageModel.rewind; `start` is what errors advise to begin with, with a place for the number."""
     count = _whole("the number of columns to undo", count)
     if count < 0:
         raise InputError(f"the number of columns to undo must not be negative, got {count}")
+    trail = state.trail
+    if trail is None:
+        raise InputError(f"this state cannot go back: start from {start.format(max(32, count))}")
     if count == 0:
         return state
     if any(map(_drops_out, model.modules())):
         raise InputError("going back reads columns again, and dropout would make that another state: call model.eval()")
     furthest, row = (int(value) for value in trail.ages[:, 0].min(0))
     if count > furthest:
-        fix = f"start from model.init_state(batch_size, rewind={count})"
+        fix = f"start from {start.format(count)}{', or more where it went back before' * (furthest < trail.reach)}"
         if count > (tokens := int(state.position[row])):
             fix = f"it has read {tokens} tokens in all"
         elif count <= trail.reach:

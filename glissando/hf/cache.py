@@ -12,6 +12,7 @@ from torch import Tensor
 from glissando.errors import ConfigError, InputError
 from glissando.mixers import Memo
 from glissando.model import ModelState
+from glissando.rewinding import rewound
 from glissando.state import select_rows
 
 if TYPE_CHECKING:
@@ -101,5 +102,5 @@ class GlissandoCache:
             return
         if self.state is None or self._model is None:
             raise InputError(f"crop({max_length}): no model has read with this cache yet")
-        self.state = self._model.rewind(self.state, count)
+        self.state = rewound(self._model, self.state, count, start="GlissandoCache(rewind={})")
         self.length -= count
