@@ -13,6 +13,7 @@ from graphs import weighted
 from subjects import build, random_ids
 from tolerances import assert_close
 
+from glissando import pretrained
 from glissando.data.tokenizers import ByteTokenizer, load_tokenizer, train_bpe
 from glissando.errors import ConfigError, InputError, MissingExtraError, RunError
 from glissando.evaluation.scoring import token_losses
@@ -282,8 +283,12 @@ def test_assisted_generation_and_prompt_lookup_write_the_same(case):
 
 def test_a_cache_goes_back():
     model, ids = wrapped(STATES[0]), torch.tensor(PROMPTS[:1])
-    cache = GlissandoCache(rewind=4)
+    cache, short = GlissandoCache(rewind=4), GlissandoCache(rewind=2)
     with torch.no_grad():
+        model(ids, past_key_values=short)
+        short.crop(-2)
+        with pytest.raises(InputError, match=r"start from GlissandoCache\(rewind=4\), or more where it went back"):
+            short.crop(1)
         model(ids, past_key_values=cache)
         cache.crop(-3)
         assert cache.get_seq_length() == ids.shape[1] - 3
@@ -310,7 +315,7 @@ def test_what_a_state_cannot_do_is_refused():
     with pytest.raises(InputError, match="no model has read with this cache yet"):
         GlissandoCache().crop(-2)
     cache = model(torch.tensor(PROMPTS[:1]), use_cache=True).past_key_values
-    with pytest.raises(InputError, match="this state cannot go back"):
+    with pytest.raises(InputError, match=r"this state cannot go back: start from GlissandoCache\(rewind=32\)"):
         cache.crop(1)
     with pytest.raises(ConfigError, match=r"back by 0 tokens, .* start with GlissandoCache\(rewind=32\)"):
         cache.activate_past_recording()
@@ -433,7 +438,8 @@ def test_a_tokenizer_keeps_its_ids(kind, tmp_path):
 def test_a_tokenizer_comes_from_a_run_and_without_form_is_refused(tmp_path):
     inner = LanguageModel.from_preset("transformer-nano", hidden_size=16, depth={"layers": 1})
     inner.save(tmp_path / "run")
-    assert fast_tokenizer(tmp_path / "run")("a").input_ids == [0, *load_tokenizer(tmp_path / "run").encode("a")]
+    for name, path in (("stories", pretrained.ROOT / "stories"), (tmp_path / "run",) * 2):
+        assert fast_tokenizer(name)("a").input_ids == [0, *load_tokenizer(path).encode("a")]
     with pytest.raises(ConfigError, match="byte 200"):
         fast_tokenizer(ByteTokenizer(200))
 

@@ -11,10 +11,11 @@ from transformers import PreTrainedTokenizerFast
 
 from glissando.data.tokenizers import ByteTokenizer, HFTokenizer, Tokenizer, load_tokenizer, stand_ins
 from glissando.errors import ConfigError
+from glissando.pretrained import resolve
 
 
 def fast_tokenizer(tokenizer: Tokenizer | str | Path, **options: Any) -> PreTrainedTokenizerFast:
-    """`tokenizer`, or that of a run directory, with the same ids for the same text; the end token goes before it.
+    """`tokenizer`, or that of a run or a packaged model, with the same ids for the same text behind the end token.
 
     Rows are padded on the left with the end token, which the attention mask hides. With `add_special_tokens=False`
     the ids are those of `tokenizer.encode`. `options` are those of PreTrainedTokenizerFast.
@@ -22,7 +23,7 @@ def fast_tokenizer(tokenizer: Tokenizer | str | Path, **options: Any) -> PreTrai
     Raises ConfigError for a tokenizer that Hugging Face's format cannot hold, DataError if a directory has none.
     """
     if not isinstance(tokenizer, Tokenizer):
-        tokenizer = load_tokenizer(tokenizer)
+        tokenizer = load_tokenizer(resolve(tokenizer))
     backend, eos = _backend(tokenizer)
     marked = [(eos, tokenizer.eos_id)]
     backend.post_processor = processors.TemplateProcessing(
