@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 import threading
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -44,12 +43,19 @@ def require_step(options: Options, model: Any) -> bool:
         if options.step == "auto":
             print(f"tokens are computed by PyTorch: {decoder}", file=sys.stderr, flush=True)
         return False
-    message = "compiling the decoding step, once on this machine: about half a minute"
-    notice = threading.Timer(2.0, partial(print, message, file=sys.stderr, flush=True))  # where it is not there yet
-    notice.daemon = True
-    notice.start()
-    try:
-        decoder.warm_up()
-    finally:
-        notice.cancel()
+    from numba.core.event import install_recorder
+
+    def notify() -> None:
+        if compiled.buffer:  # empty where kernels are only loaded, however long that takes
+            message = "compiling the decoding step, once on this machine: about half a minute"
+            print(message, file=sys.stderr, flush=True)
+
+    with install_recorder("numba:compile") as compiled:
+        notice = threading.Timer(2.0, notify)
+        notice.daemon = True
+        notice.start()
+        try:
+            decoder.warm_up()
+        finally:
+            notice.cancel()
     return True
