@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import math
 import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from numbers import Integral
+from numbers import Integral, Real
 from typing import Any
 
 import numpy as np
@@ -31,6 +30,8 @@ Control = Mapping[str, float] | Sequence[float]
 BLOCK = 32
 #: tokens of one prompt up to which the step reads it: the compiled one is faster there, and starts no thread
 _SHORT = 128
+#: largest size of a dial: the squares of a model's numbers, which grow with it, stay finite in float32
+_FURTHEST = 1e9
 
 
 class Continuation(Iterator[list[int | None]]):
@@ -197,7 +198,7 @@ def control_values(model: LanguageModel, control: Control) -> list[float]:
             "the preset hybrid-ode-nano with --data.labelled true"
         )
     if not isinstance(control, Mapping):
-        if isinstance(control, str) or len(control) != len(names):
+        if isinstance(control, str | Real) or len(control) != len(names):
             raise ConfigError(
                 f"control must be a mapping of dials, such as {{{names[0]!r}: 0.7}}, or {len(names)} numbers "
                 f"({', '.join(names)}); got {control!r}"
@@ -206,8 +207,8 @@ def control_values(model: LanguageModel, control: Control) -> list[float]:
     for name, value in control.items():
         if name not in names:
             raise unknown_name("control", name, names)
-        if not math.isfinite(value):
-            raise ConfigError(f"the value of a dial must be finite, such as 0.7; got {name}={value}")
+        if not (hasattr(value, "__float__") and abs(value) <= _FURTHEST):  # nor NaN
+            raise ConfigError(f"the value of a dial must be a number from -1e9 to 1e9, such as 0.7; got {name}={value}")
     return [float(control.get(name, 0.0)) for name in names]
 
 
@@ -297,10 +298,10 @@ def stream(
     Raises:
         ConfigError: The model has no tokenizer, or an argument has an impossible value.
     """
+    biases, only = _by_token(logit_bias, allowed)
     sampling = Sampling(
-        temperature, top_k, top_p, seed, frequency_penalty, presence_penalty, tuple((logit_bias or {}).items()),
-        min_p, repetition_penalty, None if allowed is None else tuple(allowed),
-    )  # fmt: skip
+        temperature, top_k, top_p, seed, frequency_penalty, presence_penalty, biases, min_p, repetition_penalty, only
+    )
     if (resumable or state is not None) and sampling.counts_tokens:
         raise ConfigError(
             "frequency_penalty, presence_penalty and repetition_penalty count all tokens of a text, which the state of "
@@ -344,16 +345,25 @@ def generate(
         One continuation for each prompt.
     """
     several = _texts(prompts, "prompts")
+    biases, only = _by_token(logit_bias, allowed)
     sampling = Sampling(
-        temperature, top_k, top_p, seed, frequency_penalty, presence_penalty, tuple((logit_bias or {}).items()),
-        min_p, repetition_penalty, None if allowed is None else tuple(allowed),
-    )  # fmt: skip
+        temperature, top_k, top_p, seed, frequency_penalty, presence_penalty, biases, min_p, repetition_penalty, only
+    )
     made: list[str] = []
     for row, together in enumerate([[prompt] for prompt in several] if lookup and several else [several]):
         drawn = replace(sampling, seed=seed + row)
         texts = _Texts(model, together, max_tokens, drawn, stop, control, when_full, step, lookup, block=BLOCK)
         made += texts.whole()
     return made
+
+
+def _by_token(logit_bias: Any, allowed: Any) -> tuple[tuple[tuple[int, float], ...], tuple[int, ...] | None]:
+    """Both as Sampling has them. Raises ConfigError for another type."""
+    if not isinstance(logit_bias, Mapping | None):
+        raise ConfigError(f"logit_bias must be numbers by token id, such as {{7: -100.0}}, got {logit_bias!r}")
+    if not isinstance(allowed, Iterable | None):
+        raise ConfigError(f"allowed must be several token ids, such as (7, 9), got {allowed!r}")
+    return tuple((logit_bias or {}).items()), None if allowed is None else tuple(allowed)
 
 
 def _texts(value: object, what: str) -> list[str]:

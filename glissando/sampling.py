@@ -69,11 +69,12 @@ class Sampling:
 
     def __post_init__(self) -> None:
         for name, (least, most, example) in _RANGES.items():
-            if not least <= (value := getattr(self, name)) <= most:  # nor NaN
+            is_number = isinstance(value := getattr(self, name), Real)
+            if not (is_number and least <= value <= most):  # nor NaN
                 raise ConfigError(f"{name} must be a number from {least} to {most}, such as {example}, got {value}")
         if self.top_k is not None and not (isinstance(self.top_k, Integral) and self.top_k >= 1):
             raise ConfigError(f"top_k must be a whole number of at least 1, got {self.top_k}")
-        if self.top_p is not None and not 0 < self.top_p <= 1:
+        if self.top_p is not None and not (isinstance(self.top_p, Real) and 0 < self.top_p <= 1):
             raise ConfigError(f"top_p must be in (0, 1], got {self.top_p}")
         require_seed(self.seed)
         for token, bias in self.logit_bias:

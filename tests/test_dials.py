@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from pathlib import Path
+from threading import Timer
 
+import numba
 import pytest
 
 import glissando
@@ -54,6 +56,11 @@ def test_they_are_not_offered(runs):
             answer = client.post("/v1/completions", json=asked)
             assert answer.status_code == (200 if dials else 400)
             assert dials or NOT_TRAINED in answer.json()["error"]["message"]
+            turned = [{"control": {"mood": 1e308}}, {"turns": [{"at": 1, "control": {"mood": -1e308}}]}]
+            for each in turned if dials else []:
+                answer = client.post("/v1/completions", json=asked | each)
+                assert answer.status_code == 400
+                assert "must be a number from -1e9 to 1e9" in answer.json()["error"]["message"]
 
 
 @pytest.mark.parametrize("name", ["steered", "later"])
@@ -70,3 +77,20 @@ def test_a_wrong_dial_is_refused_before_anything_is_compiled(runs, options, monk
     monkeypatch.setattr(Decoder, "warm_up", lambda decoder: pytest.fail("a kernel was compiled"))
     assert main(["generate", str(runs / "steered"), "--max_tokens", "3", *options]) == 2
     assert "compil" not in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("compiles", [True, False])
+def test_only_a_compilation_is_reported_as_one(runs, compiles, monkeypatch, capsys):
+    """Kernels that are only loaded take seconds, too, on a busy machine."""
+
+    class Late(Timer):
+        def start(self) -> None:
+            pass
+
+        def cancel(self) -> None:
+            self.function()
+
+    monkeypatch.setattr("threading.Timer", Late)
+    monkeypatch.setattr(Decoder, "warm_up", lambda decoder: numba.njit(lambda: 1)() if compiles else None)
+    assert main(["generate", str(runs / "steered"), "--max_tokens", "3"]) == 0
+    assert ("compiling the decoding step" in capsys.readouterr().err) == compiles

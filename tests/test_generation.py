@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import re
 import time
 
 import pytest
@@ -159,6 +160,10 @@ def test_characters_are_never_split():
         ({"max_tokens": 2.5}, "max_tokens must be a whole number"),
         ({"seed": 1.5}, "seed must be a whole number"),
         ({"temperature": float("inf")}, "from 0 to 1e\\+300, such as 0.8, got inf"),
+        ({"temperature": None}, "temperature must be a number from 0 to .* got None"),
+        ({"top_p": "a"}, r"top_p must be in \(0, 1\], got a"),
+        ({"logit_bias": [(5, 1.0)]}, r"logit_bias must be numbers by token id, .* got \[\(5, 1.0\)\]"),
+        ({"allowed": 5}, "allowed must be several token ids, .* got 5"),
         ({"temperature": 10**400}, "temperature must be a number from 0 to 1e\\+300, such as 0.8, got 1000"),
     ],
 )
@@ -320,8 +325,11 @@ def test_a_dial_is_named_and_turns():
         generate(model, "a", control={"mod": 1.0})
     with pytest.raises(ConfigError, match="2 numbers \\(mood, speech\\); got"):
         generate(model, "a", control=[1.0])
-    with pytest.raises(ConfigError, match=r"must be finite, such as .*; got mood=nan"):
-        generate(model, "a", control={"mood": float("nan")})
+    with pytest.raises(ConfigError, match=r"2 numbers \(mood, speech\); got 0\.7"):
+        generate(model, "a", control=0.7)
+    for value in (float("nan"), -1e308, "b"):
+        with pytest.raises(ConfigError, match=rf"from -1e9 to 1e9, such as .*; got mood={re.escape(str(value))}"):
+            generate(model, "a", control={"mood": value})
     with pytest.raises(ConfigError, match="takes no control"):
         generate(LanguageModel.from_preset("transformer-nano"), "a", control=[1.0])
 

@@ -132,7 +132,8 @@ def test_the_server_reads_ahead_in_a_text_alone():
 
 def test_mistakes():
     model = model_of("liquid-ssm-nano").float()
-    with pytest.raises(ConfigError, match=r"lookup must be a whole number from 0, .* to 64, got -1"):
-        generate(model, "a", lookup=-1)
+    for lookup in (-1, True):
+        with pytest.raises(ConfigError, match=rf"lookup must be a whole number from 0, .* to 64, got {lookup}"):
+            generate(model, "a", lookup=lookup)
     with pytest.raises(ConfigError, match="in one text, and there are 2"):
         Continuation(model, [[1], [2]], 3, Sampling(), lookup=2)

@@ -139,7 +139,7 @@ def _same(control: Tensor | None, before: Tensor | None) -> bool:
 
 def require_lookup(lookup: int, texts: int) -> None:
     """Raise ConfigError for an impossible number of tokens, or for several texts at once."""
-    if not (isinstance(lookup, Integral) and 0 <= lookup <= _MOST):
+    if not isinstance(lookup, Integral) or isinstance(lookup, bool) or not 0 <= lookup <= _MOST:
         raise ConfigError(
             f"lookup must be a whole number from 0, which reads nothing ahead, to {_MOST}, got {lookup!r}"
         )
