@@ -135,7 +135,7 @@ MODELS = {"transformer": "transformer-nano", "liquid": "liquid-ssm-nano", "tau":
 
 
 def _cpu_seconds(port: int) -> float:
-    """Of the server's process, as Linux counts them."""
+    """CPU seconds of the server's process, as Linux counts them."""
     fields = Path(f"/proc/{_PROCESSES[port]}/stat").read_text().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 

@@ -97,15 +97,15 @@ class Excess(NamedTuple):
 
 
 def excess(bits: np.ndarray, floor: np.ndarray, sizes: np.ndarray) -> Excess:
-    """Of stories of so many `bits`, `floor` bits and bytes; stories are drawn with replacement for the interval."""
+    """The excess over stories of so many `bits`, `floor` bits and bytes, drawn with replacement for the interval."""
     counts = np.random.default_rng(0).multinomial(len(bits), np.full(len(bits), 1 / len(bits)), size=2000)
     low, high = np.quantile((counts @ (bits - floor)) / (counts @ sizes), [0.025, 0.975]).tolist()
     return Excess(float((bits - floor).sum() / sizes.sum()), low, high)
 
 
 def check(model: Any, corpus: RespelledStories, seed: int, count: int) -> dict[str, Excess]:
-    """Of `count` stories of the test split of `seed`, with empty states and carried; of the first of them alone where
-    these are twice as far as they may be."""
+    """Excesses over `count` stories of the test split of `seed`, with empty states and carried; only over the first of
+    them where these are twice as far as they may be."""
     scores: dict[str, Excess] = {}
     for number in sorted({min(_FEW, count), count}):
         if any(each.mean > 2 * TARGET for each in scores.values()):

@@ -43,7 +43,7 @@ _STEPS = 8
 
 
 def _product_seconds() -> float:
-    """Of one product of 32 x 128 x 512 numbers of float32."""
+    """Seconds of one product of 32 x 128 x 512 numbers of float32."""
     x, w = torch.ones(32, 128), torch.ones(128, 512)
     began = time.thread_time()
     for _ in range(200):

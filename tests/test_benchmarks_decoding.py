@@ -14,7 +14,7 @@ from glissando.serving.engine import Engine
 
 @pytest.mark.parametrize("preset", ["liquid-ssm-nano", "transformer-nano"])
 def test_endless_texts_have_their_length_and_are_counted(preset):
-    """Of 32 texts of 96 tokens of a plain model all but some are shorter: each token ends them with 1/256."""
+    """A plain model would end some of the 32 texts before 96 tokens: each token is the end with probability 1/256."""
     model, tokenizer = endless(preset)
     generate(model, ["a" * 64] * 32, max_tokens=96)
     assert tokenizer.decoded == 32 * 96

@@ -57,7 +57,7 @@ def listed(state):
 
 @pytest.fixture
 def two_turns(monkeypatch):
-    """Of batches of four rows, so that few steps come to rows that continue."""
+    """Batches of four rows take two turns, so that few steps reach rows that continue."""
     monkeypatch.setattr("glissando.data.text._LANES", 8)
 
 
@@ -171,7 +171,7 @@ DEPTHS = [{"kind": "tied", "layers": 1, "n_steps": 2}, {"kind": "flow", "layers"
     ],
 )  # fmt: skip
 def test_the_loss_and_gradient_are_those_of_the_text_read_on(tmp_path, two_turns, changes):
-    """Of the second row's part alone: what came before gets no gradient."""
+    """The gradient is that of the second row's part alone: what came before gets none."""
     changes = merge(RunConfig, changes, PLAIN, {"training": {"carry": 1.0, "precision": "64-true"}})
     if "compile" in changes["training"] and not any(map(shutil.which, ("c++", "g++", "clang++"))):
         pytest.skip("torch.compile needs a C++ compiler, and none is on the path")

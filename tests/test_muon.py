@@ -89,7 +89,7 @@ def test_directions_are_nearly_orthogonal(shape, dtype):
 @pytest.mark.parametrize("rank", [1, 4, 16])
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-10), (torch.float32, 2e-3)])
 def test_steps_by_squares_are_the_steps(rank, dtype, tolerance):
-    """Of gradients of low rank too, whose other singular values are rounding."""
+    """They agree for gradients of low rank, too, whose other singular values are rounding."""
     generator = torch.Generator().manual_seed(2)
     x = torch.randn(3, 16, rank, generator=generator) @ torch.randn(3, rank, 80, generator=generator)
     x = (x / x.flatten(1).norm(dim=1).view(-1, 1, 1)).double()

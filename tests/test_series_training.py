@@ -264,7 +264,7 @@ def test_series_in_their_own_units_are_forecast_whatever_their_level(
 
 @pytest.mark.slow
 def test_units_cancel_in_series_units_too(tmp_path):
-    """Of the same table in other units forecasts and intervals are those in other units, and figures are the same."""
+    """Forecasts and intervals of the same table in other units are those in its units, and figures are the same."""
     found = []
     for factor in (1.0, 1e-3):
         run = tmp_path / f"run-{factor}"
