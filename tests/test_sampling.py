@@ -34,6 +34,8 @@ def test_both_forms_draw_the_same_token(data):
     known = data.draw(st.integers(1, 12))
     logits = torch.tensor([data.draw(st.lists(VALUES, min_size=known + 2, max_size=known + 2)) for _ in range(3)])
     forbidden = data.draw(st.lists(st.integers(0, known - 1), max_size=known - 1))
+    left = sorted({*range(known)} - {*forbidden})
+    among = st.sets(st.integers(0, known - 1)).map(lambda ids: (*ids, left[0]))
     sampling = Sampling(
         data.draw(st.sampled_from([0.0, 5e-324, 1e-30, 0.3, 0.8, 1.0, 7.0, 1e300])),
         data.draw(st.none() | st.integers(1, known + 1)),
@@ -43,13 +45,14 @@ def test_both_forms_draw_the_same_token(data):
         logit_bias=tuple((token, -math.inf) for token in forbidden[: known - 1]) + ((0, 0.3),) * (known % 2),
         min_p=data.draw(st.sampled_from([0.0, 0.05, 0.5, 1.0])),
         repetition_penalty=data.draw(st.sampled_from([1.0, 1.3, 0.5])),
-        allowed=data.draw(st.sampled_from([None, tuple(range(known))])),
+        allowed=data.draw(st.none() | among),
     )
     compiled, tensors = sampler(sampling, 3, known), sampler(sampling, 3, known)
     for _ in range(6):
         ids = compiled.draw(logits)
         assert ids.tolist() == tensors.draw(logits.double()).tolist()
         assert not set(ids[:, 0].tolist()) & set(forbidden)
+        assert sampling.allowed is None or set(ids[:, 0].tolist()) <= set(sampling.allowed)
     for one, other in zip(compiled.rows, tensors.rows, strict=True):
         assert torch.equal(one.generator.get_state(), other.generator.get_state())
 

@@ -103,12 +103,13 @@ class Served:
             )
         if count > most:
             raise BadRequestError(f"max_tokens is {count:,}, and a text here has at most {most:,}", "max_tokens")
-        self._require_known(body.logit_bias, "logit_bias")
+        for name, tokens in (("logit_bias", body.logit_bias), ("allowed", body.allowed or ())):
+            self._require_known(tokens, name)
         seed = secrets.randbelow(2**31) if body.seed is None else body.seed
         sampling = Sampling(
             body.temperature, body.top_k, None if body.top_p == 1 else body.top_p, seed,
             body.frequency_penalty, body.presence_penalty, tuple(sorted(body.logit_bias.items())),
-            body.min_p, body.repetition_penalty,
+            body.min_p, body.repetition_penalty, None if body.allowed is None else tuple(body.allowed),
         )  # fmt: skip
         control = dials = self.control(body.control)
         in_order = sorted(body.turns, key=attrgetter("at"))

@@ -87,6 +87,7 @@ class _Common(_Strict):
     frequency_penalty: float = Field(0.0, ge=-2, le=2)
     presence_penalty: float = Field(0.0, ge=-2, le=2)
     logit_bias: Biases = {}
+    allowed: Ids | None = None
     top_p: float = Field(1.0, gt=0, le=1)
     top_k: int | None = Field(None, ge=1)
     min_p: float = Field(0.0, ge=0, le=1)

@@ -47,6 +47,8 @@ from glissando.data.tokenizers import NumberTokenizer  # noqa: E402
         ({"logit_bias": {"7": 101}}, "logit_bias", "less than or equal to 100; got 101"),
         ({"logit_bias": {"a": 1}}, "logit_bias", "valid integer"),
         ({"logit_bias": {str(n): 1 for n in range(1025)}}, "logit_bias", "at most 1,024 entries"),
+        ({"allowed": [300]}, "allowed", "token 300 is outside the vocabulary of 256"),
+        ({"allowed": []}, "allowed", "at least 1 item"),
         ({"prompt": [10**3000]}, "prompt", "is outside the vocabulary of 256"),
         ({"tools": [{"type": "function"}]}, None, "'tools' is not supported"),
         ({"store": True}, None, "'store' is not supported"),

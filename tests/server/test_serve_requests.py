@@ -125,6 +125,12 @@ def test_equal_prompts_of_one_request_are_texts_of_their_own(client, model):
     assert len(set(texts)) == 4
 
 
+def test_a_request_names_the_only_tokens_that_it_allows(client):
+    """Beside a text that may have any."""
+    text = client.completions.create(model=NAME, prompt="hi", max_tokens=20, extra_body={"allowed": [97, 98]})
+    assert set(text.choices[0].text) == {"a", "b"}
+
+
 def test_every_chunk_before_the_usage_says_that_there_is_none_yet(web):
     asked = {"model": NAME, "max_tokens": 4, "stream": True, "stream_options": {"include_usage": True}}
     chatting = asked | {"messages": [{"role": "user", "content": "Once"}]}
