@@ -38,6 +38,12 @@ ROWS: dict[str, Callable[[int], Row]] = {
         f"caches-{preset}-{context}-{n}": partial(steps.caches, preset, context, n)
         for preset, context, n in steps.CACHES
     },
+    **{
+        f"weights-{preset}-{precision}-{n}": partial(steps.weights, preset, precision, n)
+        for preset in steps.GOALS
+        for precision in ("bf16", "int8")
+        for n in (1, 32)
+    },
     **{f"texts-{preset}": partial(steps.texts, preset) for preset in steps.TEXTS},
     **{f"two-threads-{preset}": partial(steps.threads, preset) for preset in steps.TEXTS},
     "start-up": speed.start_up,

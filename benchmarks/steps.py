@@ -6,6 +6,7 @@ import itertools
 import statistics
 import time
 from collections.abc import Callable
+from typing import Any
 
 import torch
 
@@ -36,6 +37,8 @@ TEXTS = {
     "tauformer-nano": 12_000,
     "composite-nano": 25_000,
 }
+#: how much faster a step with fewer bytes should be
+_SMALLER = 1.15
 #: how much faster two threads should write them than one
 _TWO = 1.7
 #: steps between two looks at the clock, at least
@@ -109,13 +112,23 @@ def threads(preset: str, rounds: int) -> Row:
 
 def caches(preset: str, context: int, count: int, rounds: int) -> Row:
     """Tokens/s of `count` rows behind `context` tokens with caches in bf16, against caches in float32."""
+    return _smaller(f"caches of {preset}", preset, context, count, rounds, caches="bf16")
+
+
+def weights(preset: str, precision: str, count: int, rounds: int) -> Row:
+    """Tokens/s of `count` rows behind 64 tokens with weights in bf16 or int8, against weights in float32."""
+    return _smaller(f"{precision} weights of {preset}", preset, 64, count, rounds, precision=precision)
+
+
+def _smaller(name: str, preset: str, context: int, count: int, rounds: int, **options: Any) -> Row:
+    """A decoder with such options against one without, in turn."""
     from glissando.decoding.decoder import Decoder
 
     torch.set_num_threads(1)
     model, ids = LanguageModel.from_preset(preset).eval(), torch.zeros(count, dtype=torch.int64)
     with torch.no_grad():
         _, state = model.features(random_bytes(count, context), model.init_state(count))
-    decoders = [Decoder(model, caches="bf16"), Decoder(model)]
+    decoders = [Decoder(model, **options), Decoder(model)]
     rows, steps = [decoder.rows(state) for decoder in decoders], max(_STEPS, 64 // count)
     rates: list[list[float]] = []
     for _ in range(rounds + 1):
@@ -126,6 +139,7 @@ def caches(preset: str, context: int, count: int, rounds: int) -> Row:
             for _ in range(steps):
                 decoder.step(ids, texts_)
             rates[-1].append(count * steps / (time.thread_time() - began))
-    halved, whole = (statistics.median(rate[i] for rate in rates[1:]) for i in range(2))
-    ratio, name = statistics.median(a / b for a, b in rates[1:]), f"caches of {preset}, {count} rows behind {context}"
-    return Row(name, halved, whole, "tokens/s", ratio, "1.15", ratio >= 1.15, "float32")
+    reduced, whole = (statistics.median(rate[i] for rate in rates[1:]) for i in range(2))
+    ratio = statistics.median(a / b for a, b in rates[1:])
+    name = f"{name}, {count} rows behind {context}"
+    return Row(name, reduced, whole, "tokens/s", ratio, f"{_SMALLER:g}", ratio >= _SMALLER, "float32")
