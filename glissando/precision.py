@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 
-def exact(values: Tensor) -> Tensor:
+def upcast(values: Tensor) -> Tensor:
     """At least float32: what decays over thousands of tokens cannot be kept in 8 bits."""
     return values.to(torch.promote_types(values.dtype, torch.float32))
 

@@ -21,7 +21,7 @@ from glissando import imports
 from glissando.checkpoints import best_checkpoint
 from glissando.cli import main
 from glissando.depth import Depth, DepthOptions
-from glissando.depth.base import through
+from glissando.depth.base import apply_blocks
 from glissando.errors import ConfigError, RunError
 from glissando.mixers import MIXERS, Context
 from glissando.runs import Run
@@ -265,7 +265,7 @@ class Backwards(Depth):
         return tuple(block.init_state(batch_size, device, dtype) for block in reversed(self.blocks))
 
     def forward(self, x, state=None, ctx=None):
-        x, after = through(reversed(self.blocks), x, state or (None,) * len(self.blocks), ctx or Context())
+        x, after = apply_blocks(reversed(self.blocks), x, state or (None,) * len(self.blocks), ctx or Context())
         return x, None if state is None else after
 
 

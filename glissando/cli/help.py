@@ -29,9 +29,9 @@ def help_text(parser: Any, section: str | None, chosen: Any) -> str:
     types = parser.sections.items()
     options = [each for name, hint in types for each in options_of(hint, name, getattr(chosen, name, None))]
     if section not in (None, "all") and options:
-        inside = [o for o in options if f"{o.section}.".startswith(f"{section}.") or section in o.places]
+        inside = [o for o in options if f"{o.section}.".startswith(f"{section}.") or section in o.sections]
         if not inside:
-            raise unknown_name("section", section, ["all", *{place for o in options for place in o.places}])
+            raise unknown_name("section", section, ["all", *{place for o in options for place in o.sections}])
         return "\n".join(_grouped(inside)).lstrip()
     forms: dict[Any, str] = {"?": "[{}]", "*": "[{} ...]", "+": "{0} [{0} ...]", None: "{}"}
     positional = [action for action in parser._actions if not action.option_strings]
@@ -54,7 +54,7 @@ def help_text(parser: Any, section: str | None, chosen: Any) -> str:
     if is_short:
         preset = "; with --preset NAME, the defaults are the preset's" if parser.preset is not None else ""
         sections = ", ".join(parser.sections)
-        part = next((option.places[1] for option in options if option.kinds), "")
+        part = next((option.sections[1] for option in options if option.kinds), "")
         parts.append(
             f"--help all      every option{preset}\n"
             f"--help SECTION  one section: {sections};\n{'':16}or a part of one: {part}"
@@ -111,7 +111,7 @@ class Option(NamedTuple):
     is_chosen: bool = False
 
     @property
-    def places(self) -> list[str]:
+    def sections(self) -> list[str]:
         """What --help SECTION may be for it."""
         return [self.section, *(f"{self.section}.{kind}" for kind in self.kinds)]
 

@@ -142,7 +142,7 @@ def shortcuts_growth(shortcuts: Tensor | None, *rows: Lift, width: Lift) -> Tabl
     return {} if shortcuts is None else {"shortcuts": Grows(join(*rows).silent(), width)}
 
 
-def through(
+def apply_blocks(
     blocks: Iterable[Callable[..., Any]],
     x: Tensor,
     states: tuple,

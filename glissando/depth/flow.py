@@ -30,12 +30,12 @@ from glissando.depth.base import (
     Depth,
     DepthOptions,
     accepted_by_blocks,
+    apply_blocks,
     blocks_growth,
     new_shortcuts,
     register_depth,
     shortcut_source,
     shortcuts_growth,
-    through,
 )
 from glissando.depth.solvers import TABLEAUS, evaluations, integrate, tableau_of
 from glissando.errors import ConfigError
@@ -221,7 +221,7 @@ class FlowDepth(Depth):
         inner = ctx.without("control")
         past = FlowState((None,) * len(self.before), (), (None,) * len(self.after)) if state is None else state
         source, half = shortcut_source(self.shortcuts, x), len(self.before)
-        x, before = through(map(self.run, self.before), x, past.before, inner, self.shortcuts, source)
+        x, before = apply_blocks(map(self.run, self.before), x, past.before, inner, self.shortcuts, source)
         # Arguments of the field: the control as (B, 1 or T, C), dt, and the shortcut (B, T, D).
         signals: dict[str, Tensor] = {}
         if ctx.control is not None and self.control is not None:
@@ -244,7 +244,7 @@ class FlowDepth(Depth):
         x = self.end(x)
         ctx.keep(x)
         rest = None if self.shortcuts is None else self.shortcuts[half + 1 :]
-        x, after = through(map(self.run, self.after), x, past.after, inner, rest, source)
+        x, after = apply_blocks(map(self.run, self.after), x, past.after, inner, rest, source)
         return x, None if state is None else FlowState(before, tuple(field.after), after)
 
     def solve(self, field: FlowField, h: Tensor, args: tuple[Tensor, ...]) -> Tensor:

@@ -13,10 +13,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from glissando.kernels.precise import widest
+from glissando.kernels.precise import widest_float
 from glissando.kernels.scan import scan
 from glissando.mixers import Context
-from glissando.precision import exact, without_autocast
+from glissando.precision import upcast, without_autocast
 
 
 class MeanState(NamedTuple):
@@ -35,7 +35,7 @@ class MeanGate(nn.Module):
         like = self.up.weight
         device, dtype = device or like.device, torch.promote_types(dtype or like.dtype, torch.float32)
         mean = torch.zeros(batch_size, like.shape[1], device=device, dtype=dtype)
-        return MeanState(mean, torch.zeros(batch_size, dtype=widest(device), device=device))
+        return MeanState(mean, torch.zeros(batch_size, dtype=widest_float(device), device=device))
 
     def lower(self, builder: Any, y: int) -> tuple[int, Any]:
         """The compiled step for the registers y: those of the gate, and the state."""
@@ -49,7 +49,7 @@ class MeanGate(nn.Module):
     def forward(self, y: Tensor, state: MeanState | None, ctx: Context) -> tuple[Tensor, MeanState | None]:
         """y (B, T, D) -> the gate (B, T, 1)."""
         before = self.init_state(len(y), y.device, y.dtype) if state is None else state
-        most = widest(y.device)
+        most = widest_float(y.device)
         weight = torch.ones(y.shape[:2], dtype=most, device=y.device) if ctx.dt is None else ctx.dt.to(most)
         if ctx.mask is not None:
             weight = weight * ctx.mask
@@ -57,7 +57,7 @@ class MeanGate(nn.Module):
         share = weight / torch.where(passed > 0, passed, 1.0)  # before any time there is nothing to take a mean of
         share = share.to(before.mean.dtype).unsqueeze(-1)
         # A number that does not count may be NaN, which no share of 0 takes away.
-        added = share * torch.where(share > 0, exact(y), 0.0)
+        added = share * torch.where(share > 0, upcast(y), 0.0)
         with without_autocast(y.device.type):
             mean, last = scan((1 - share).expand_as(y), added, before.mean)
         gate = torch.sigmoid(self.down(F.gelu(self.up(mean.to(y.dtype)))))

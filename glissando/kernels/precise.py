@@ -26,14 +26,14 @@ def has_float64(device: torch.device | str) -> bool:
     return device.type not in _WITHOUT
 
 
-def widest(device: torch.device | str) -> torch.dtype:
+def widest_float(device: torch.device | str) -> torch.dtype:
     """The widest floating type of `device`."""
     return torch.float64 if has_float64(device) else torch.float32
 
 
 def wide(x: Tensor) -> Tensor:
     """x in the widest type of its device."""
-    return x.to(widest(x.device))
+    return x.to(widest_float(x.device))
 
 
 def double(x: Tensor) -> Tensor:

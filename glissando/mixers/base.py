@@ -45,7 +45,7 @@ from glissando.config import Registry
 from glissando.errors import ConfigError, InputError
 from glissando.kernels.loop import exporting
 from glissando.kernels.plain import underlying
-from glissando.kernels.precise import widest
+from glissando.kernels.precise import widest_float
 from glissando.state import State
 
 Signal = Literal["mask", "dt", "control"]
@@ -84,7 +84,7 @@ class Context:
         """(B,) the time that the real tokens of each row take: the sum of dt, or their number `counts`."""
         if self.dt is None:
             return counts
-        time = self.dt.to(widest(self.dt.device))
+        time = self.dt.to(widest_float(self.dt.device))
         return (time if self.mask is None else time * self.mask).sum(1)
 
     def keep(self, x: Tensor) -> None:

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from glissando.backbone import ModelState
-from glissando.kernels.precise import widest
+from glissando.kernels.precise import widest_float
 from glissando.state import map_state
 
 #: k, the number of values whose deviation is that of other series
@@ -64,7 +64,7 @@ def history(
     Returns:
         (B, T, K) each. The last step of each is the state after it.
     """
-    dtype, wide = values.dtype, widest(values.device)
+    dtype, wide = values.dtype, widest_float(values.device)
     before = map_state(lambda part: part.unsqueeze(1).to(wide), past)
     length = values.shape[1]
     place = torch.arange(length, device=values.device).view(1, -1, 1)

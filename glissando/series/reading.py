@@ -104,12 +104,12 @@ class _Reader(ColumnReader):
             fixed = replace(
                 fixed, categorical=categories, static_categorical=static_categories, classes=classes, label=label
             )
-        first = steps_.places[steps_.starts[:-1]]
+        first = steps_.first_rows[steps_.starts[:-1]]
         origins = first * 0 if data.time is None else steps_.times.origins(first, fixed.time_form)
         panel = Panel(
             names=steps_.names, starts=steps_.starts, times=steps_.since_first(), gaps=steps_.gaps(), values=values,
             codes=codes, future=future, static=static, static_codes=static_codes, target=target, labels=labels,
-            rows=self.table.places[steps_.places], scored=np.ones(self.count, bool),
+            rows=self.table.places[steps_.first_rows], scored=np.ones(self.count, bool),
             clock=Clock(fixed.time_form, fixed.unit, origins),
             report=[], source=self.table.source, unit=self.table.unit,
         )  # fmt: skip
@@ -256,7 +256,7 @@ class _Reader(ColumnReader):
         values = self._step(name, cells, missing)
         if (blank := np.flatnonzero(np.isnan(values))).size:
             raise DataError(
-                f"{self.table.at(self.steps.places[blank[0]], name)}: the value is missing ({blank.size} of "
+                f"{self.table.at(self.steps.first_rows[blank[0]], name)}: the value is missing ({blank.size} of "
                 f"{self.count} steps), and a column of data.future is known at each: fill it in"
             )
         return values

@@ -34,20 +34,20 @@ class Steps(NamedTuple):
     unsorted: int
 
     @property
-    def places(self) -> np.ndarray:
+    def first_rows(self) -> np.ndarray:
         """(N,) the first row of the table of each step."""
         return self.rows[self.first]
 
     def gaps(self) -> np.ndarray:
         """(N,) time since the step before, 0 at the first step of a series."""
-        ticks = self.times.ticks[self.places]
+        ticks = self.times.ticks[self.first_rows]
         gaps = self.times.between(np.diff(ticks, prepend=ticks[:1]))
         gaps[self.starts[:-1]] = 0.0
         return gaps
 
     def since_first(self) -> np.ndarray:
         """(N,) time since the first step of the series."""
-        ticks = self.times.ticks[self.places]
+        ticks = self.times.ticks[self.first_rows]
         return self.times.between(ticks - ticks[self.starts[self.series]])
 
 

@@ -17,7 +17,7 @@ from torch import Tensor
 from glissando.checkpoints import SHARDS, checkpoint_path, point_to
 from glissando.data.base import Shard
 from glissando.errors import ConfigError, DivergenceError, NotFiniteError, TrainingError
-from glissando.kernels.precise import widest
+from glissando.kernels.precise import widest_float
 from glissando.metrics import Metrics, append, part_norms, part_of, require_there
 from glissando.runs import METRICS, Run
 from glissando.sharding import all_gathered, copied, is_sharded, local, local_norms, put_weights
@@ -262,7 +262,7 @@ class Loop:
         failed = self.saving.failed
         if self.fabric.world_size > 1:
             votes = [self.state.seconds if self.fabric.is_global_zero else 0.0, asked, failed]
-            sums = torch.tensor(votes, dtype=widest(self.fabric.device), device=self.fabric.device)
+            sums = torch.tensor(votes, dtype=widest_float(self.fabric.device), device=self.fabric.device)
             torch.distributed.all_reduce(sums)
             self.state.seconds, asked, failed = sums[0].item(), sums[1].item() > 0, sums[2].item() > 0
         if asked:

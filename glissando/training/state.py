@@ -29,7 +29,7 @@ from glissando.checkpoints import (
     saved_weights,
 )
 from glissando.errors import RunError
-from glissando.kernels.precise import widest
+from glissando.kernels.precise import widest_float
 from glissando.runs import CONFIG
 from glissando.sharding import local, local_norms
 from glissando.storage import RETRAIN, load_tensors, publishing, read_json, save_tensors, verify_manifest
@@ -48,7 +48,7 @@ def over_processes(part: Sums, gradients: list[Tensor], world_size: int) -> tupl
         numbers = torch.cat([norms, sums.to(norms.dtype)]).tolist()
         values, (loss, *also) = numbers[: len(gradients)], numbers[len(gradients) :]
         return Sums(loss, part.targets, part.flops, part.also | dict(zip(measured, also, strict=True))), values
-    most, counted = widest(sums.device), [name for name in part.also if name not in measured]
+    most, counted = widest_float(sums.device), [name for name in part.also if name not in measured]
     counts = sums.new_tensor([part.targets, part.flops, *(part.also[name] for name in counted)], dtype=most)
     # Of a sharded gradient no process has the whole norm, of another each of them.
     shares = [1.0 if local(gradient) is not gradient else 1 / world_size for gradient in gradients]

@@ -30,7 +30,7 @@ from torch import Tensor, nn
 from glissando.config import options, recorded
 from glissando.errors import ConfigError, NotCompiled
 from glissando.kernels.loop import exporting
-from glissando.kernels.precise import widest
+from glissando.kernels.precise import widest_float
 from glissando.kernels.rope import rotate, rotation_after
 from glissando.mixers.attention.attend import attention
 from glissando.mixers.base import Context, Mixer, head_size_of, initialized, placement, register_mixer, require_parts
@@ -147,7 +147,7 @@ class Attention(Mixer):
         position = zeros_position(batch_size, place["device"])
         decay = total = None
         if self.forget is not None:
-            total = empty.new_zeros(batch_size, self.heads, dtype=widest(empty.device))
+            total = empty.new_zeros(batch_size, self.heads, dtype=widest_float(empty.device))
             decay = total.new_zeros(batch_size, self.heads, 0)
         latest = empty.new_zeros(batch_size, self.heads, self.head_size) if self.shifts else None
         return AttentionState(empty, empty, decay, total, latest, position, position)

@@ -48,7 +48,7 @@ from glissando.config import options, starting
 from glissando.errors import ConfigError, InputError
 from glissando.kernels.loop import delayed, exporting
 from glissando.kernels.plain import underlying
-from glissando.kernels.precise import angle_sum, double, widest
+from glissando.kernels.precise import angle_sum, double, widest_float
 from glissando.kernels.rms_norm import rms_norm
 from glissando.mixers.base import (
     Context,
@@ -62,7 +62,7 @@ from glissando.mixers.base import (
 )
 from glissando.mixers.delta.scan import delta_rule
 from glissando.mixers.memory import Times
-from glissando.precision import exact, without_autocast
+from glissando.precision import upcast, without_autocast
 from glissando.widening import Grows, Growth, Lift, Table, join, linear, tables, tile
 
 #: radians that a token may turn: float64 holds their fraction of a turn to 3e-7
@@ -170,21 +170,21 @@ class Delta(Mixer):
         require_parts(before, latest=c.keys == "previous")
         q, k, v, write, decay, turn, gate = self.project(x).split(self.sizes, -1)
         with without_autocast(x.device.type):
-            dt = _time(exact(x).dtype, ctx)
-            q = _unit(exact(q).view(rows, steps, self.heads, self.key_size))
+            dt = _time(upcast(x).dtype, ctx)
+            q = _unit(upcast(q).view(rows, steps, self.heads, self.key_size))
             latest = None
             if before.latest is None:
-                k = _unit(F.silu(exact(k)).view(rows, steps, c.writes, self.heads, self.key_size))
+                k = _unit(F.silu(upcast(k)).view(rows, steps, c.writes, self.heads, self.key_size))
             else:
                 k = delayed(before.latest.to(q.dtype).unsqueeze(1), q, 1).unsqueeze(2)
                 if state is not None:
                     latest = last_real(q, steps if ctx.mask is None else ctx.counts(x), before.latest)
-            v = F.silu(exact(v)).view(rows, steps, c.writes, self.heads, self.key_size)
-            write = exact(write).view(rows, steps, c.writes, self.heads) + exact(self.write_bias)
-            rate = exact(decay).view(rows, steps, self.heads, 1) + exact(self.decay_bias)
-            rate = exact(self.log_rate).exp() * 8 * torch.sigmoid(rate)  # 1 / tau
+            v = F.silu(upcast(v)).view(rows, steps, c.writes, self.heads, self.key_size)
+            write = upcast(write).view(rows, steps, c.writes, self.heads) + upcast(self.write_bias)
+            rate = upcast(decay).view(rows, steps, self.heads, 1) + upcast(self.decay_bias)
+            rate = upcast(self.log_rate).exp() * 8 * torch.sigmoid(rate)  # 1 / tau
             aged = ctx if c.input == "held" else ctx.without("dt")
-            erase, store = self._strengths(write, rate, _time(exact(x).dtype, aged), aged.dt is not None)
+            erase, store = self._strengths(write, rate, _time(upcast(x).dtype, aged), aged.dt is not None)
             rate = rate * dt
             if ctx.dt is not None:
                 rate = rate.clamp_max(_AT_REST)
@@ -193,7 +193,7 @@ class Delta(Mixer):
             if self.omega is not None:
                 # In the frame that turns with the state only keys and queries do; differences of angles count alone.
                 if ctx.dt is None:
-                    turn = summed = 2 * torch.sigmoid(exact(turn)).unsqueeze(-1) * exact(self.omega) * dt
+                    turn = summed = 2 * torch.sigmoid(upcast(turn)).unsqueeze(-1) * upcast(self.omega) * dt
                 else:
                     turn, summed = self._far_turns(x, ctx.dt, ctx.mask, rate.detach())
                 angle = angle_sum(summed, 1)
@@ -204,7 +204,7 @@ class Delta(Mixer):
             else:
                 k, v, erase, store = (part.squeeze(2) for part in (k, v, erase, store))
             o, s = delta_rule(q, k, v, g, erase, store, before.s.to(q.dtype), gaps=ctx.dt is not None)
-            o = rms_norm(o[:, c.writes - 1 :: c.writes], exact(self.norm), 1e-6)
+            o = rms_norm(o[:, c.writes - 1 :: c.writes], upcast(self.norm), 1e-6)
             if state is not None and angle is not None:
                 s = _turned(s.transpose(-1, -2), angle[:, -1].unsqueeze(-2)).transpose(-1, -2)
         y = o.flatten(2).to(x.dtype)
@@ -301,7 +301,7 @@ class Delta(Mixer):
                 "(row, token, head, pair); give dt in a larger unit of time"
             )
         half = torch.remainder(0.5 * turn, 2 * math.pi)
-        turn = 2 * half.to(x.device, widest(x.device))
+        turn = 2 * half.to(x.device, widest_float(x.device))
         return turn, torch.where(rate < _FORGOTTEN, turn, turn.detach())
 
     def _turn_logits(self, x: Tensor) -> Tensor:

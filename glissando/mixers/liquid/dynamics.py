@@ -20,7 +20,7 @@ from glissando.mixers.base import Memo, require_time
 from glissando.mixers.liquid.scan import Modes, Packed, liquid, pack, time_constants
 from glissando.mixers.liquid.zero_order_hold import discretize, hippo_legs, legs_modes
 from glissando.mixers.memory import starting_turns
-from glissando.precision import exact, without_autocast
+from glissando.precision import upcast, without_autocast
 from glissando.widening import Grows, Reads, Table, grow_norm, join, linear, tables, tile
 
 Positive = Annotated[float, Field(gt=0)]
@@ -100,12 +100,12 @@ class _Adaptive(nn.Module):
     def taus(self) -> Tensor:
         """tau0, at least float32."""
         low, high = _TAU
-        return low * (high / low) ** torch.sigmoid(exact(self.raw_tau))
+        return low * (high / low) ** torch.sigmoid(upcast(self.raw_tau))
 
     def adaptations(self) -> Tensor:
         """a, at least float32."""
         low, high = _ADAPT
-        return low + (high - low) * torch.sigmoid(exact(self.raw_adaptation))
+        return low + (high - low) * torch.sigmoid(upcast(self.raw_adaptation))
 
 
 class Diagonal(_Adaptive):
@@ -147,9 +147,9 @@ class Diagonal(_Adaptive):
         return table if self.state_weights is None else table | {"state_weights": Grows(n, tile(2, 2))}
 
     def modes(self) -> Modes:
-        weights = None if self.state_weights is None else exact(self.state_weights)
-        decay, step = exact(self.log_decay).exp(), exact(self.log_step).exp()
-        return Modes(decay, exact(self.turn), step, self.taus(), self.adaptations(), weights)
+        weights = None if self.state_weights is None else upcast(self.state_weights)
+        decay, step = upcast(self.log_decay).exp(), upcast(self.log_step).exp()
+        return Modes(decay, upcast(self.turn), step, self.taus(), self.adaptations(), weights)
 
     def forward(
         self, inputs: tuple[Tensor, ...], before: Tensor, dt: Tensor | None, memo: Memo | None = None
@@ -165,7 +165,7 @@ class Diagonal(_Adaptive):
         self, inputs: tuple[Tensor, ...], before: Tensor, dt: Tensor | None
     ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
         """b, z, x0 and dt of glissando.mixers.liquid.scan."""
-        n, b, z = len(self.turn), exact(inputs[0]), exact(inputs[1]) + exact(self.bias)
+        n, b, z = len(self.turn), upcast(inputs[0]), upcast(inputs[1]) + upcast(self.bias)
         b = b if b.shape[-1] == n else b.unflatten(-1, (n, 2))
         if dt is not None:
             dt = dt.clamp_max(_AT_REST).to(z.dtype)
@@ -245,7 +245,7 @@ class Dense(_Adaptive):
     def _run(self, inputs: tuple[Tensor, ...], before: Tensor, dt: Tensor | None) -> tuple[Tensor, Tensor]:
         u = inputs[0]
         with without_autocast(u.device.type):
-            entry = exact(u) @ exact(self.b).T
+            entry = upcast(u) @ upcast(self.b).T
         x = before.to(entry.dtype)
         if dt is not None:
             require_time(dt)
@@ -253,7 +253,7 @@ class Dense(_Adaptive):
         states, taus = [], []
         for now, drive, time in zip(u.unbind(1), entry.unbind(1), times.unbind(1), strict=True):
             seen = torch.cat([x.to(u.dtype), now], -1) if self.config.state_dependence else now
-            taus.append(self.taus() * (1 + self.adaptations() * exact(self.adapt(seen))))
+            taus.append(self.taus() * (1 + self.adaptations() * upcast(self.adapt(seen))))
             x = self._advance(x, drive, taus[-1], time.to(x.dtype))
             states.append(x)
         return torch.stack(states, 1), torch.stack(taus, 1)
@@ -262,7 +262,7 @@ class Dense(_Adaptive):
         """exp(dt [[A - 1/tau, B u], [0, 0]]) [x, 1]: the input is held, and A may be singular. An impulse adds what
         the held input adds at dt = 1."""
         with without_autocast(x.device.type):
-            rates = exact(self.a) - torch.diag_embed(1 / tau)
+            rates = upcast(self.a) - torch.diag_embed(1 / tau)
             kept, added = discretize(rates, drive.unsqueeze(-1), time)
             if self.config.input == "impulse":
                 added = discretize(rates, drive.unsqueeze(-1), 1.0)[1]

@@ -37,12 +37,12 @@ from torch import Tensor, nn
 from glissando.config import options
 from glissando.errors import ConfigError, NotCompiled, Refused
 from glissando.kernels.loop import exporting
-from glissando.kernels.precise import widest
+from glissando.kernels.precise import widest_float
 from glissando.kernels.scan import scan_pairs
 from glissando.mixers.base import Context, Mixer, Picture, initialized, last_real, placement, register_mixer
 from glissando.mixers.memory import starting_turns
 from glissando.mixers.spectral.operators import gated_scan, has_kernel, phase_gate, rational_filter
-from glissando.precision import exact, without_autocast
+from glissando.precision import upcast, without_autocast
 from glissando.state import zeros_position
 from glissando.widening import Grows, Growth, Lift, Table, join, linear, spread, tables, tile
 
@@ -170,7 +170,7 @@ class Spectral(Mixer):
         with without_autocast(x.device.type):
             constants, start = self._constants(ctx), None if state is None else state.h
             if self._has_one_pass(parts, constants, ctx):
-                y, h = gated_scan(parts, 8 * constants.gamma, exact(self.decay_bias), constants.factor, start)
+                y, h = gated_scan(parts, 8 * constants.gamma, upcast(self.decay_bias), constants.factor, start)
                 last = h[:, -1].clone()
             else:
                 y, h, last = self._in_steps(parts, constants, state, ctx)
@@ -185,14 +185,14 @@ class Spectral(Mixer):
     def _has_one_pass(self, parts: Tensor, constants: _Constants, ctx: Context) -> bool:
         c = self.config
         plain = c.projections and not (c.filter or c.phase_gate or exporting()) and ctx.dt is None
-        return plain and has_kernel(parts, constants.gamma, exact(self.decay_bias))
+        return plain and has_kernel(parts, constants.gamma, upcast(self.decay_bias))
 
     def _in_steps(
         self, parts: Tensor, constants: _Constants, state: SpectralState | None, ctx: Context
     ) -> tuple[Tensor, Tensor, Tensor]:
         """y before the output's map, every h and the last one, by one operation after the other."""
         entry, rate, gate = self._split(parts)
-        u = exact(entry)
+        u = upcast(entry)
         if entry.shape[-1] != self.channels and not exporting():  # complex: filtered, gated by phase, or pairs of x
             u = torch.view_as_complex(u.contiguous().view(*parts.shape[:2], self.channels, 2))
         if constants.f is not None and constants.g is not None:
@@ -288,16 +288,16 @@ class Spectral(Mixer):
 
     def _derive(self) -> _Constants:
         c = self.config
-        gamma, turn = exact(self.log_gamma).exp(), exact(self.omega) + 0.1 * torch.sin(exact(self.modulation))
+        gamma, turn = upcast(self.log_gamma).exp(), upcast(self.omega) + 0.1 * torch.sin(upcast(self.modulation))
         factor = torch.stack((turn.cos(), turn.sin()), -1)
         if not c.projections:
             factor = torch.exp(-gamma).unsqueeze(-1) * factor
         f = g = gate = None
         if c.filter:
-            f, g = (torch.view_as_complex(exact(p).contiguous()) for p in (self.numerator, self.denominator))
+            f, g = (torch.view_as_complex(upcast(p).contiguous()) for p in (self.numerator, self.denominator))
             g = g.abs()
         if c.phase_gate:
-            gate = (exact(self.gate_alpha), exact(self.gate_beta), exact(self.omega))
+            gate = (upcast(self.gate_alpha), upcast(self.gate_beta), upcast(self.omega))
         return _Constants(gamma, turn, factor, f, g, gate)
 
     def _split(self, parts: Tensor) -> tuple[Tensor, Tensor | None, Tensor | None]:
@@ -308,7 +308,7 @@ class Spectral(Mixer):
         """gamma, (N,) or, with projections, (B, T, N)."""
         if rate is None:
             return constants.gamma
-        return 8 * constants.gamma * torch.sigmoid(exact(rate) + exact(self.decay_bias))
+        return 8 * constants.gamma * torch.sigmoid(upcast(rate) + upcast(self.decay_bias))
 
 
 def aged(gamma: Tensor, turn: Tensor, dt: Tensor) -> Tensor:
@@ -317,7 +317,7 @@ def aged(gamma: Tensor, turn: Tensor, dt: Tensor) -> Tensor:
     The angle is reduced in the widest type; a state that has decayed by exp(-100) has no gradient left in it.
     """
     time = dt.unsqueeze(-1)
-    wide = widest(dt.device)
+    wide = widest_float(dt.device)
     angle = torch.remainder(turn.to(wide) * time.to(wide), 2 * math.pi).to(gamma.dtype)
     r = torch.exp(-(gamma * time.to(gamma.dtype)).clamp_max(_AT_REST))
     return torch.stack((r * angle.cos(), r * angle.sin()), -1)

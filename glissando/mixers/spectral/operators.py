@@ -22,7 +22,7 @@ from torch import Tensor
 from glissando.kernels.compiled import as_rows, as_stored_rows, over_rows, require_shapes, same_reals, use_numba
 from glissando.kernels.plain import without_derivatives
 from glissando.kernels.precise import angle
-from glissando.precision import exact
+from glissando.precision import upcast
 
 Backend = Literal["auto", "reference", "numba"]
 #: how much longer a number takes in the recurrence than to read, combine and write it: four exponentials
@@ -130,7 +130,7 @@ class _PhaseGate(torch.autograd.Function):
 def has_kernel(parts: Tensor, *constants: Tensor) -> bool:
     """Whether `gated_scan` serves these tensors, on a CPU."""
     stored = parts.dtype in (torch.float32, torch.float64, torch.bfloat16)
-    return stored and use_numba("spectral", "auto", parts) and same_reals(exact(parts[:0]), *constants)
+    return stored and use_numba("spectral", "auto", parts) and same_reals(upcast(parts[:0]), *constants)
 
 
 def gated_scan(parts: Tensor, gammas: Tensor, bias: Tensor, factor: Tensor, h0: Tensor | None) -> tuple[Tensor, Tensor]:

@@ -20,7 +20,7 @@ from glissando.errors import ConfigError
 from glissando.kernels.compiled import HAS_TRITON, kernels_serve, require_backend, require_shapes, require_triton
 from glissando.kernels.loop import exporting
 from glissando.kernels.plain import resolved
-from glissando.kernels.precise import wide, widest
+from glissando.kernels.precise import wide, widest_float
 from glissando.precision import without_autocast
 
 Backend = Literal["auto", "fast", "triton", "reference"]
@@ -68,7 +68,7 @@ def tau_attention(
         past = torch.full((batch,), k.shape[2] - length, dtype=torch.int64, device=q.device)
     exact = torch.promote_types(torch.promote_types(dtype, q.dtype), torch.float32)
     q, k, v = q.to(exact), k.to(exact), v.to(exact)
-    inverse = (1 / torch.as_tensor(temperature, dtype=widest(q.device), device=q.device)).expand(heads)
+    inverse = (1 / torch.as_tensor(temperature, dtype=widest_float(q.device), device=q.device)).expand(heads)
     form = _form(backend, q, k, v, e, inverse)
     if form == "triton":
         from . import triton

@@ -29,7 +29,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from glissando.errors import ConfigError, RunError, nearest
-from glissando.precision import exact, without_autocast
+from glissando.precision import upcast, without_autocast
 from glissando.storage import save_tensors
 
 FORMAT = "glissando laplacian 1"
@@ -62,7 +62,7 @@ def energy(x: Tensor, laplacian: Tensor, eps: float = 1e-6) -> Tensor:
 
     Rounding may take the energy of a nearly constant vector slightly below 0.
     """
-    x = exact(x)
+    x = upcast(x)
     laplacian = laplacian.to(x.dtype)
     if laplacian.ndim == 1:
         return (x * laplacian * x).sum(-1) / (x.square().sum(-1) + eps)

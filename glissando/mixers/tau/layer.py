@@ -56,7 +56,7 @@ from glissando.mixers.memory import Horizons, log_kept, start_forget_gate
 from glissando.mixers.rope import ROPE_BASE, check_rope
 from glissando.mixers.slots import append as append_slots
 from glissando.mixers.slots import at_last, cut, latest_of, shifted
-from glissando.precision import exact
+from glissando.precision import upcast
 from glissando.state import zeros_position
 from glissando.widening import (
     Grows,
@@ -309,7 +309,7 @@ class Tau(Mixer):
         v = self.v(x).unflatten(-1, (-1, self.head_size)).transpose(1, 2)
         importance = None if self.importance is None else self.importance(x).transpose(1, 2)
         decay = None if self.forget is None else log_kept(self.forget, x, dt)
-        return Projected(q, k, v, exact(self.log_temperature).exp(), importance, decay)
+        return Projected(q, k, v, upcast(self.log_temperature).exp(), importance, decay)
 
     def energies(self, x: Tensor, position: Tensor | None = None) -> Tensor:
         """E (B, T, 2 H), at least float32, of queries and then keys; (B, T, H) where keys are earlier queries."""
@@ -336,7 +336,7 @@ class Tau(Mixer):
             return self.log_edges.exp()
         if self.log_edges is None and self.laplacian.dtype is torch.float32:
             return self.laplacian
-        weights = -exact(self.laplacian)  # summed anew: cast to another precision, its rows would not sum to 0
+        weights = -upcast(self.laplacian)  # summed anew: cast to another precision, its rows would not sum to 0
         if self.log_edges is not None:
             weights = weights * (0.5 * (self.log_edges + self.log_edges.T)).exp()
         weights = weights - weights.diag().diag()
