@@ -9,9 +9,11 @@ it scores stories that the entry does not know, each from an empty state and all
 from __future__ import annotations
 
 import argparse
+import ast
 import csv
 import hashlib
 import math
+import re
 import secrets
 import sys
 import tempfile
@@ -36,7 +38,7 @@ from glissando.imports import import_file, imported
 from glissando.precision import resolved_precision
 from glissando.presets import load_preset
 from glissando.state import state_bytes
-from glissando.training.config import RunConfig
+from glissando.training.config import MACHINE, RunConfig, TrainingConfig
 from glissando.training.fit import train
 from glissando.training.loop import Loop
 from glissando.training.progress import Progress
@@ -173,22 +175,59 @@ def read_entry(path: str, seed: int, lexicon: int) -> RunConfig:
         raise ConfigError(f"{path}: a tokenizer is trained within the time; give data.tokenizer bytes or bpe")
     if any(getattr(mixer, "laplacian", "chain") != "chain" for mixer in config.model.mixers):
         raise ConfigError(f"{path}: an entry reads no file; remove laplacian, so that the mixer starts from its chain")
+    for name in MACHINE:
+        if (value := getattr(config.training, name)) not in (getattr(TrainingConfig, name), "cpu"):
+            fix = f"an entry is one process on a CPU; remove training.{name}"
+            raise ConfigError(f"{path}: training.{name} is {value}; {fix}")
     config.data = RespelledOptions(**{**vars(config.data), "seed": seed, "lexicon": lexicon})
-    config.training.seed, config.imports = seed, imported()
+    config.training.seed, config.training.accelerator, config.imports = seed, "cpu", imported()
     return config
 
 
-def require_ledger(path: Path) -> None:
-    """Raises ConfigError for a ledger to which no line of this program can be added. A new one is made, empty."""
+def imported_file(name: str) -> str:
+    """Execute a file of --import. Returns its path and SHA-256, as the ledger has them.
+
+    Raises ConfigError where an import in it names the stories' grammar.
+    """
+    import_file(name)
+    source = Path(name).expanduser().read_bytes()
+    for node in (node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.stmt | ast.expr)):
+        names = list[str]()
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            names = [f"{node.module}.{alias.name}" for alias in node.names]
+        elif isinstance(node, ast.Call) and ast.unparse(node.func).split(".")[-1] in ("import_module", "__import__"):
+            values = [*node.args, *(keyword.value for keyword in node.keywords)]
+            names = [str(value.value) for value in values if isinstance(value, ast.Constant)]
+        if any(f"{each}.".startswith("glissando.data.stories.") for each in names):
+            fix = "an entry learns from training bytes alone; remove the import of glissando.data.stories"
+            raise ConfigError(f"--import {name}:{node.lineno}: {fix}")
+    return f"{name}@{hashlib.sha256(source).hexdigest()}"
+
+
+def digests(imports: str) -> dict[str, str]:
+    """File names and SHA-256 in a line's `imports`. Older lines have paths alone."""
+    return {Path(name).name: digest for name, digest in re.findall(r"(.+?)@([0-9a-f]{64})(?: |$)", imports)}
+
+
+def require_ledger(path: Path, entry_sha256: str, imports: str) -> None:
+    """Raises ConfigError for a ledger to which no line of this program can be added, and for one that has this entry
+    with other bytes of a file in `imports`. A new one is made, empty."""
     try:
         with path.open("a+", encoding="utf-8", errors="replace") as file:
             file.seek(0)
-            first = file.readline().rstrip("\n")
+            first, *lines = file.readlines() or [""]
     except OSError as error:
         fix = "name a file in a directory that exists"
         raise ConfigError(f"--ledger {path} cannot be written ({error.strerror}): {fix}") from error
-    if first and first.split(",") != [*COLUMNS]:
+    if first and first.rstrip("\n").split(",") != [*COLUMNS]:
         raise ConfigError(f"--ledger {path} has other columns than this program writes: name a new file")
+    same_entry = [line for line in csv.DictReader(lines, COLUMNS) if line["entry_sha256"] == entry_sha256]
+    for name, digest in (pair for line in same_entry for pair in digests(line["imports"] or "").items()):
+        if digests(imports).get(name, digest) != digest:
+            fix = "put that file back, or give this one another name"
+            raise ConfigError(f"--import {name} is not the file of {path}, whose SHA-256 is {digest}: {fix}")
 
 
 def product_rate(dtype: torch.dtype, size: int = 512) -> float:
@@ -230,11 +269,10 @@ def run(given: argparse.Namespace) -> dict[str, Any]:
         value = getattr(given, name)
         if value is not None and not least <= value < 2**32:
             raise ConfigError(f"--{name} must be from {least} to 4,294,967,295, got {value}")
-    for name in given.imports:
-        import_file(name)
+    imports = " ".join(imported_file(name) for name in given.imports)
     config = read_entry(given.entry, given.seed, given.lexicon)
     digest = hashlib.sha256(entry.read_bytes()).hexdigest()
-    require_ledger(ledger)
+    require_ledger(ledger, digest, imports)
     prepare_to_train()
     torch.set_num_threads(given.threads)
     start = time.process_time()
@@ -251,7 +289,7 @@ def run(given: argparse.Namespace) -> dict[str, Any]:
         "entry": entry.stem, "entry_sha256": digest,
         "date": datetime.now(UTC).isoformat(timespec="seconds"), "seed": given.seed, "lexicon": given.lexicon,
         "check_seed": check_seed, "stories": given.stories,
-        "reached": watch.reached, "cpu_seconds": round(watch.seconds, 1), "imports": " ".join(given.imports),
+        "reached": watch.reached, "cpu_seconds": round(watch.seconds, 1), "imports": imports,
         "precision": resolved_precision(config.training.precision, config.training.accelerator),
         "threads": given.threads, "torch": torch.__version__,
     }  # fmt: skip

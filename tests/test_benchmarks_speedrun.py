@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import hashlib
 import math
 import time
 from pathlib import Path
@@ -144,6 +145,9 @@ def test_what_a_check_takes_is_not_counted(toy, monkeypatch):
         ({"data": {"tokenizer": "gpt2"}}, "data.tokenizer"),
         ({"start_from": "runs/other"}, "start_from"),
         ({"imports": ["mixer.py"]}, "--import FILE"),
+        ({"training": {"devices": 2}}, "training.devices is 2.*one process on a CPU; remove training.devices"),
+        ({"training": {"accelerator": "cuda"}}, "training.accelerator is cuda"),
+        ({"training": {"strategy": "ddp"}}, "training.strategy is ddp"),
         ({"model": {"mixer": {"kind": "tau", "laplacian": "graph.safetensors"}}}, "laplacian"),
         ({"model": {"mixer": ["spectral", {"kind": "tau", "laplacian": "saved"}]}}, "laplacian"),
     ],
@@ -175,15 +179,53 @@ def test_what_cannot_be_run_is_refused_before_training(toy, tmp_path, monkeypatc
     assert named in capsys.readouterr().err
 
 
-def test_an_entry_has_a_mixer_of_its_own(toy, tmp_path, monkeypatch):
+def test_an_entry_has_a_mixer_of_its_own(toy, tmp_path, monkeypatch, capsys):
     toy.write_text(yaml.safe_dump({**TOY, "model": {**TOY["model"], "mixer": "average"}}))
-    ledger, mixer = tmp_path / "ledger.csv", str(ROOT / "examples" / "add_a_mixer.py")
+    ledger, mixer = tmp_path / "ledger.csv", tmp_path / "my mixer.py"
+    arguments = ["speedrun", str(toy), "--stories", "1", "--ledger", str(ledger), "--import", str(mixer)]
+    source = (ROOT / "examples" / "add_a_mixer.py").read_bytes()
+    mixer.write_bytes(source)
     monkeypatch.setattr(speedrun, "product_rate", lambda dtype: 1.0)
     with forgetting():
-        assert main(["speedrun", str(toy), "--stories", "1", "--ledger", str(ledger), "--import", mixer]) == 0
+        assert main(arguments) == 0
     [line] = rows(ledger)
-    assert line["imports"] == mixer
+    digest = hashlib.sha256(source).hexdigest()
+    assert line["imports"] == f"{mixer}@{digest}"
     assert int(line["parameters"]) > 0
+
+    mixer.write_bytes(source + b"# changed")
+    monkeypatch.setattr(speedrun, "train", lambda *_: pytest.fail("it trains"))
+    with forgetting():
+        assert main(arguments) == 1
+    assert f"{mixer.name} is not the file of {ledger}, whose SHA-256 is {digest}" in capsys.readouterr().err
+    speedrun.require_ledger(ledger, "another entry", f"{mixer}@{64 * '0'}")
+    ledger.write_text(ledger.read_text().replace(f"@{digest}", ""))  # an older line has the path alone
+    speedrun.require_ledger(ledger, line["entry_sha256"], f"{mixer}@{64 * '0'}")
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "import os, glissando.data.stories.stories as s",
+        "from glissando.data import stories",
+        "def f():\n from glissando.data.stories.grammar import PLOTS",
+        "import importlib\nimportlib.import_module('glissando.data.stories.oracle')",
+        "from importlib import import_module\nimport_module(name='glissando.data.stories')",
+        "__import__('glissando.data.stories')",
+    ],
+)
+def test_a_file_that_imports_the_grammar_is_refused(tmp_path, code):
+    file = tmp_path / "grammar.py"
+    file.write_text(f"if False:\n {code.replace(chr(10), chr(10) + ' ')}")
+    with forgetting(), pytest.raises(ConfigError, match=rf"grammar.py:{2 + code.count(chr(10))}: .*remove the import"):
+        speedrun.imported_file(str(file))
+
+
+def test_a_file_with_other_imports_is_executed(tmp_path):
+    file = tmp_path / "other.py"
+    file.write_text("import glissando.data.base\nfrom glissando.data.corpora import StoriesOptions as s\nprint(s)")
+    with forgetting():
+        assert speedrun.imported_file(str(file)).startswith(f"{file}@")
 
 
 @pytest.mark.parametrize("path", sorted((ROOT / "benchmarks" / "speedrun").glob("*.yaml")), ids=lambda path: path.stem)
