@@ -79,7 +79,8 @@ ROWS: dict[str, Callable[[int], Row]] = {
         for n in (1024, 4096, 16384)
     },
     "serving-memory": serving.memory,
-    "serving-transformers": serving.against_transformers,
+    "serving-transformers": partial(serving.against, "transformers serve"),
+    "serving-llama": partial(serving.against, "llama-server"),
     **{f"threads-busy-{purpose}": partial(threads.busy, purpose) for purpose in threads.PURPOSES},
     **{f"threads-spinning-{purpose}": partial(threads.against_spinning, purpose) for purpose in threads.PURPOSES},
     **{f"threads-quiet-{purpose}": partial(threads.quiet, purpose) for purpose in threads.PURPOSES},

@@ -23,7 +23,9 @@ from typing import Any
 
 import torch
 
+from benchmarks import gguf_file
 from benchmarks.speed import Row, llama_like, paired
+from glissando.data.tokenizers import ByteTokenizer
 from glissando.errors import MissingExtraError, TrainingError
 from glissando.generation import generate, stream
 from glissando.model import LanguageModel
@@ -39,20 +41,8 @@ def _served(model: LanguageModel, step: str = "auto", prefix_mib: int = 256, *op
     with tempfile.TemporaryDirectory() as folder:
         run = Path(folder) / "model"
         model.save(run)
-        command = [
-            sys.executable,
-            "-m",
-            "glissando",
-            "serve",
-            str(run),
-            "--port",
-            "0",
-            "--prefix_mib",
-            str(prefix_mib),
-            "--step",
-            step,
-            *options,
-        ]
+        given = ["--port", "0", "--prefix_mib", str(prefix_mib), "--step", step, *options]
+        command = [sys.executable, "-m", "glissando", "serve", str(run), *given]
         with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
             assert process.stdout is not None
             assert process.stderr is not None
@@ -69,15 +59,8 @@ def _served(model: LanguageModel, step: str = "auto", prefix_mib: int = 256, *op
 
 def _rate(port: int, texts: int, stream: bool) -> float:
     """Tokens/s over all clients, of `texts` at a time; the clients are another process."""
-    command = [
-        sys.executable,
-        "-m",
-        "benchmarks.serving",
-        str(port),
-        str(texts),
-        str(int(stream)),
-        str(next(_seeds)),
-    ]
+    numbers = map(str, (port, texts, int(stream), next(_seeds)))
+    command = [sys.executable, "-m", "benchmarks.serving", *numbers]
     return float(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
 
 
@@ -165,49 +148,80 @@ def compiled(case: str, texts: int, rounds: int) -> Row:
     return Row(f"serving {MODELS[case]}, {texts} texts", fast, slow, "tokens/s", ratio, "none", True, "plain step")
 
 
-@contextlib.contextmanager
-def _transformers_served(model: LanguageModel) -> Iterator[int]:
-    """The port of `transformers serve` with continuous batching: a Llama with `model`'s weights, a character a token.
-
-    Raises MissingExtraError where it does not start.
-    """
+def _transformers_command(model: LanguageModel, folder: str) -> list[str]:
+    """`transformers serve` with continuous batching: a Llama with `model`'s weights, a character a token."""
     from tokenizers import Regex, Tokenizer, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 
-    with tempfile.TemporaryDirectory() as folder, socket.socket() as free:
-        llama_like(model).save_pretrained(f"{folder}/model")
-        tokenizer = Tokenizer(models.WordLevel({chr(i): i for i in range(256)}, unk_token=chr(0)))
-        tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex("."), "isolated")
-        PreTrainedTokenizerFast(tokenizer_object=tokenizer).save_pretrained(f"{folder}/model")
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-        free.close()
-        program = str(Path(sys.executable).with_name("transformers"))
-        command = [program, "serve", "model", "--device", "cpu", "--host", "127.0.0.1", "--port", str(port)]
-        offline = {**os.environ, "HF_HUB_OFFLINE": "1", "HF_HUB_DISABLE_UPDATE_CHECK": "1"}
-        quiet: dict[str, Any] = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
-        with subprocess.Popen([*command, "--continuous-batching"], env=offline, cwd=folder, **quiet) as process:
+    llama_like(model).save_pretrained(f"{folder}/model")
+    tokenizer = Tokenizer(models.WordLevel({chr(i): i for i in range(256)}, unk_token=chr(0)))
+    tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex("."), "isolated")
+    PreTrainedTokenizerFast(tokenizer_object=tokenizer).save_pretrained(f"{folder}/model")
+    program = str(Path(sys.executable).with_name("transformers"))
+    return [program, "serve", "model", "--device", "cpu", "--continuous-batching"]
+
+
+def _llama_command(model: LanguageModel, folder: str) -> list[str]:
+    """`llama-server` of llama.cpp on one thread: the same weights in float32, a slot for each text."""
+    context, tokenizer = 256, ByteTokenizer()
+    vocabulary = gguf_file.vocabulary_of(tokenizer, model.config.vocab_size)
+    gguf_file.write(model, vocabulary, tokenizer.eos_id, context, Path(folder) / "model.gguf")
+    threads = ["--threads", "1", "--threads-batch", "1", "--threads-http", str(_TEXTS)]
+    rows = ["--parallel", str(_TEXTS), "--ctx-size", str(_TEXTS * context)]
+    sampling = ["--temp", "1", "--top-k", "0", "--top-p", "1", "--min-p", "0"]
+    return ["llama-server", "--model", "model.gguf", *threads, *rows, *sampling]
+
+
+#: other servers: what starts them, and what installs them
+_PEERS = {
+    "transformers serve": (_transformers_command, "pip install 'transformers[serving]'"),
+    "llama-server": (_llama_command, "build llama.cpp, put llama-server on the PATH and pip install gguf"),
+}
+
+
+@contextlib.contextmanager
+def _peer_served(name: str, model: LanguageModel) -> Iterator[int]:
+    """The port of another server of `model`. Raises MissingExtraError where it does not start."""
+    made, install = _PEERS[name]
+    offline = {**os.environ, "HF_HUB_OFFLINE": "1", "HF_HUB_DISABLE_UPDATE_CHECK": "1"}
+    quiet: dict[str, Any] = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+    with tempfile.TemporaryDirectory() as folder:
+        try:
+            command = made(model, folder)
+            port = _free_port()
+            address = ["--host", "127.0.0.1", "--port", str(port)]
+            process = subprocess.Popen([*command, *address], env=offline, cwd=folder, **quiet)
+        except (ImportError, OSError) as error:
+            raise MissingExtraError(f"{name} did not start ({error}): {install}") from error
+        with process:
             _PROCESSES[port] = process.pid
             try:
-                _await(port, process)
+                if not _listens(port, process):
+                    raise MissingExtraError(f"{name} did not start: {install}")
                 yield port
             finally:
                 process.terminate()
 
 
-def _await(port: int, process: subprocess.Popen[Any], seconds: float = 120) -> None:
-    """Until the port takes connections. Raises MissingExtraError if the process ends, or does not listen in time."""
+def _free_port() -> int:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return int(free.getsockname()[1])
+
+
+def _listens(port: int, process: subprocess.Popen[Any], seconds: float = 120) -> bool:
+    """Whether the port answers before the process ends, and in time."""
     end = time.monotonic() + seconds
     while process.poll() is None and time.monotonic() < end:
-        with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), 1):
-            return
+        with contextlib.suppress(OSError, TrainingError):
+            _post(port, {"prompt": "a", "max_tokens": 1})
+            return True
         time.sleep(0.2)
-    raise MissingExtraError("`transformers serve` did not start: pip install 'transformers[serving]'")
+    return False
 
 
-def against_transformers(rounds: int) -> Row:
-    """32 texts at a time through the server against `transformers serve` with continuous batching and the same weights,
-    by the CPU seconds of both."""
+def against(peer: str, rounds: int) -> Row:
+    """32 texts at a time through the server against another one with the same weights, by the CPU seconds of both."""
     model = LanguageModel.from_preset("transformer-nano").eval()
 
     def rate(port: int) -> float:
@@ -215,9 +229,9 @@ def against_transformers(rounds: int) -> Row:
         _rate(port, _TEXTS, False)
         return _TEXTS * _each(_TEXTS) * _NEW / (_cpu_seconds(port) - before)
 
-    with _served(model) as port, _transformers_served(model) as peer:
-        ours, theirs, ratio = paired(lambda: rate(port), lambda: rate(peer), rounds)
-    return Row("serving, 1M, 32 texts", ours, theirs, "tokens/CPU s", ratio, "1x", ratio >= 1, "transformers serve")
+    with _served(model) as port, _peer_served(peer, model) as other:
+        ours, theirs, ratio = paired(lambda: rate(port), lambda: rate(other), rounds)
+    return Row("serving, 1M, 32 texts", ours, theirs, "tokens/CPU s", ratio, "1x", ratio >= 1, peer)
 
 
 #: tokens of a prompt behind what it shares with an earlier one
