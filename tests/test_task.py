@@ -59,15 +59,17 @@ def test_a_task_of_ones_own(sums, tmp_path, monkeypatch, capsys):
 
 @pytest.mark.parametrize("optimizer", ["adamw", "muon"])
 def test_any_module_of_pytorch_is_trained(optimizer, sums, tmp_path, monkeypatch):
-    """A task whose model knows nothing of glissando: it is resumed to the same weights, and opened."""
+    """A task whose model knows nothing of glissando: it is resumed to the same weights, and opened. Its own `depth` is
+    no depth of ours."""
 
     class Network(torch.nn.Module):
         def __init__(self) -> None:
             super().__init__()
+            self.depth = 1
             self.inner, self.out = torch.nn.GRU(1, 8, batch_first=True), torch.nn.Linear(8, 1)
 
         def forward(self, x: torch.Tensor, state: Any = None) -> Any:
-            return self.out(self.inner(x)[0]), state
+            return self.out(self.inner(x.to(self.out.weight.dtype))[0]), state
 
     monkeypatch.setattr(sums.Sums, "new_model", lambda task, saved=False: Network())
     training = {"steps": 6, "accelerator": "cpu", "precision": "32-true", "save_every": 3, "optimizer": optimizer}
@@ -81,6 +83,12 @@ def test_any_module_of_pytorch_is_trained(optimizer, sums, tmp_path, monkeypatch
     assert not model.training
     for name, weight in weights(whole).items():
         assert torch.equal(model.state_dict()[name], weight), name
+    exact = from_dict(sums.SumsConfig, {"training": training | {"steps": 1, "precision": "64-true"}})
+    assert trained(train(exact, tmp_path / "exact").path, sums.SumsConfig).out.weight.dtype is torch.float64
+    monkeypatch.setattr(sums.Sums, "new_model", lambda task, saved=False: torch.nn.Linear(1, 8))
+    with pytest.raises(RunError, match="do not fit its configuration"):
+        trained(tmp_path / "cut", sums.SumsConfig)
+    monkeypatch.setattr(sums.Sums, "new_model", lambda task, saved=False: Network())
     config.training.gradient_checkpointing = True
     with pytest.raises(ConfigError, match=r"gradient_checkpointing: Network does not recompute its blocks"):
         train(config, tmp_path / "blocks")

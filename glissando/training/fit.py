@@ -14,6 +14,7 @@ from typing import Any
 from glissando.checkpoints import BEST, best_checkpoint, checkpoint_path, checkpoint_step, latest_checkpoint
 from glissando.config import from_dict, merge
 from glissando.errors import ConfigError, Stopped
+from glissando.loading import with_weights_of
 from glissando.metrics import read_metrics
 from glissando.precision import flushed_subnormals, resolved_precision
 from glissando.run_files import TEXTS, alone, fingerprints, put_texts, require_texts
@@ -157,9 +158,8 @@ def trained(path: str | Path, kind: type[AnyRunConfig]) -> Any:
     Raises RunError for a run of another kind, or a damaged one.
     """
     run = Run.open(path)
-    model = _config(run, kind).task(run).new_model(saved=True)
-    model.load_state_dict(run.read_state_dict())
-    return model.eval()
+    task = _config(run, kind).task(run)
+    return with_weights_of(run, lambda: task.new_model(saved=True)).eval()
 
 
 def _config(run: Run, kind: type[AnyRunConfig]) -> Any:

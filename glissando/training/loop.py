@@ -16,6 +16,7 @@ from torch import Tensor
 
 from glissando.checkpoints import SHARDS, checkpoint_path, point_to
 from glissando.data.base import Shard
+from glissando.depth import Depth
 from glissando.errors import ConfigError, DivergenceError, NotFiniteError, TrainingError
 from glissando.kernels.precise import widest_float
 from glissando.metrics import Metrics, append, part_norms, part_of, require_there
@@ -422,12 +423,13 @@ class Loop:
 
 def _recompute_blocks(model: Any) -> None:
     """Raises ConfigError for a model without a depth that can."""
-    depth: Any = getattr(model, "depth", model)
-    if not hasattr(depth, "gradient_checkpointing"):
+    depth: Any = getattr(model, "depth", None)
+    part: Any = depth if isinstance(depth, Depth) else model
+    if not hasattr(part, "gradient_checkpointing"):
         raise ConfigError(
-            f"training.gradient_checkpointing: {type(depth).__name__} does not recompute its blocks; leave it out"
+            f"training.gradient_checkpointing: {type(part).__name__} does not recompute its blocks; leave it out"
         )
-    depth.gradient_checkpointing = True
+    part.gradient_checkpointing = True
 
 
 class Hook:

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from glissando.depth import Depth
 from glissando.errors import ConfigError
 from glissando.sharding import copied, is_sharded, local, place
 from glissando.training.config import MuonOptions, OptimizerOptions
@@ -42,7 +43,8 @@ def build_optimizer(
     if not isinstance(options, MuonOptions):
         groups = optimizer_groups(model, grown, options.weight_decay, options.eps)
         return torch.optim.AdamW(groups, options.learning_rate, betas=(options.beta1, options.beta2), fused=fused)
-    inner = getattr(model, "depth", model)
+    depth = getattr(model, "depth", None)
+    inner = depth if isinstance(depth, Depth) else model
     linear = [m for m in inner.modules() if isinstance(m, nn.Linear)]
     maps = {id(m.weight) for m in linear}
     matrices = {name for name, p in model.named_parameters() if id(p) in maps} & decayed_names(model)
