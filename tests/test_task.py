@@ -96,6 +96,14 @@ def test_any_module_of_pytorch_is_trained(optimizer, sums, tmp_path, monkeypatch
         load(tmp_path / "whole")
 
 
+def test_a_model_of_ours_in_ones_own_task_has_started(sums, tmp_path):
+    """A Laplacian that comes with weights alone is refused before anything is made."""
+    config = from_dict(sums.SumsConfig, {"model": {"mixer": {"kind": "tau", "laplacian": "saved"}}})
+    with pytest.raises(ConfigError, match="nowhere `saved`"):
+        train(config, tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
 def test_a_command_of_ones_own(sums, tmp_path, monkeypatch, capsys):
     """The package of the examples: its command trains its task with its mixer, which entry points name."""
     package = tomllib.loads((EXAMPLES / "pyproject.toml").read_text())["project"]

@@ -11,6 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from glissando.backbone import Backbone
 from glissando.checkpoints import BEST, best_checkpoint, checkpoint_path, checkpoint_step, latest_checkpoint
 from glissando.config import from_dict, merge
 from glissando.errors import ConfigError, Stopped
@@ -85,6 +86,8 @@ def _start(loop: Loop, moments: Moments) -> list[str]:
     """Give the model the weights and the optimizer's state that training starts from; what a person should know."""
     config = loop.config
     if config.start_from is None:
+        if isinstance(loop.model, Backbone):
+            loop.model.require_started()
         return []
     before = "muon" if any("momentum_buffer" in tensors for tensors in moments.values()) else "adamw"
     now = OPTIMIZERS.kind_of(config.training.optimizer)

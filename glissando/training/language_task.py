@@ -86,8 +86,6 @@ class LanguageTask(Task):
         model = LanguageModel(for_saved_weights(config.model) if saved else config.model, self.corpus.tokenizer)
         if model.config.controls and not self.corpus.control_names:
             model.depth.control.requires_grad_(False)  # weight decay would act on what labels do not train
-        if not saved:
-            model.require_started()
         if config.training.flops is not None:
             training_flops(model, 1)  # raises for a mixer or depth whose FLOPs are not known
         # before weights are loaded into it

@@ -112,7 +112,6 @@ class TableTask(Task):
         if self.config.training.precision == "64-true":
             model.double()
         if not saved:
-            model.require_started()
             self._begin(model)
         with torch.no_grad():  # what does not fit together is found before anything is made
             self._call(model, self.prepared.train.batch(np.arange(1)))
