@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import threading
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -43,17 +44,23 @@ def require_step(options: Options, model: Any) -> bool:
         if options.step == "auto":
             print(f"tokens are computed by PyTorch: {decoder}", file=sys.stderr, flush=True)
         return False
-    from numba.core.event import install_recorder
+    from numba.core.event import Listener, install_listener
 
-    def notify() -> None:
-        if compiled.buffer:  # empty where kernels are only loaded, however long that takes
-            message = "compiling the decoding step, once on this machine: about half a minute"
-            print(message, file=sys.stderr, flush=True)
+    message = "compiling the decoding step, once on this machine: about half a minute"
+    notice = threading.Timer(2.0, partial(print, message, file=sys.stderr, flush=True))
+    notice.daemon = True
 
-    with install_recorder("numba:compile") as compiled:
-        notice = threading.Timer(2.0, notify)
-        notice.daemon = True
-        notice.start()
+    class Compiling(Listener):
+        """Nothing begins where kernels are only loaded, however long that takes."""
+
+        def on_start(self, event: Any) -> None:
+            if notice.ident is None:
+                notice.start()
+
+        def on_end(self, event: Any) -> None:
+            pass
+
+    with install_listener("numba:compile", Compiling()):
         try:
             decoder.warm_up()
         finally:
