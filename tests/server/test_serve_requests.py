@@ -126,7 +126,6 @@ def test_equal_prompts_of_one_request_are_texts_of_their_own(client, model):
 
 
 def test_a_request_names_the_only_tokens_that_it_allows(client):
-    """Beside a text that may have any."""
     text = client.completions.create(model=NAME, prompt="hi", max_tokens=20, extra_body={"allowed": [97, 98]})
     assert set(text.choices[0].text) == {"a", "b"}
 
