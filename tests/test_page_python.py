@@ -81,6 +81,7 @@ def test_the_blocks_of_a_page_run(page, place, monkeypatch):
     monkeypatch.chdir(place)
     x = torch.randn(1, 5, 17)
     names = {
+        "__name__": "__main__",
         "glissando": glissando, "x": x, "dt": torch.rand(1, 5) + 0.1, "mask": torch.ones(1, 5, dtype=torch.bool),
         "observed": torch.rand(x.shape) < 0.5, "horizon": torch.rand(1, 5, 2),
         "ids": torch.randint(1024, (2, 8)), "F": 17, "O": 17,
