@@ -75,14 +75,18 @@ def hybrid(dtype: torch.dtype) -> LanguageModel:
     return tiny("hybrid-ode-nano", mixer={"kind": "attention", "heads": 2}).to(dtype)
 
 
-def test_a_dial_that_a_look_overflows_at_is_named():
-    with serving(hybrid(torch.float32), LIMITS) as (_, url):
-        overflows = httpx.post(
-            url + "/v1/glissando/look", json={"model": NAME, "text": "ab", "control": {"mood": 3e38}}
-        )
+def test_a_look_at_numbers_that_are_not_finite_names_the_control():
+    model = hybrid(torch.float32)
+    with serving(model, LIMITS) as (_, url):
+        body = {"model": NAME, "text": "ab", "control": {"mood": 3e38}}
+        refused = httpx.post(url + "/v1/glissando/look", json=body)
+        assert refused.status_code == 400
+        assert "a number from -1e9 to 1e9, such as 0.7; got mood=3e+38" in refused.json()["error"]["message"]
+        model.embedding.weight.data.fill_(torch.inf)
+        overflows = httpx.post(url + "/v1/glissando/look", json=body | {"control": {"mood": 0.5}})
         assert overflows.status_code == 500
         assert overflows.json()["error"]["code"] == "model_failed"
-        assert "not finite, under the control (3e+38, 0.0)" in overflows.json()["error"]["message"]
+        assert "not finite, under the control (0.5, 0.0)" in overflows.json()["error"]["message"]
 
 
 def test_what_nobody_foresaw_is_reported_as_json(model, monkeypatch):
