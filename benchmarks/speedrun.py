@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import ast
+import contextlib
 import csv
 import hashlib
 import math
@@ -187,10 +188,18 @@ def read_entry(path: str, seed: int, lexicon: int) -> RunConfig:
 def imported_file(name: str) -> str:
     """Execute a file of --import. Returns its path and SHA-256, as the ledger has them.
 
-    Raises ConfigError where an import in it names the stories' grammar.
+    Raises ConfigError, and executes nothing, where an import in it names the stories' grammar.
     """
+    path = Path(name).expanduser()
+    source = path.read_bytes() if path.is_file() else b""
+    with contextlib.suppress(SyntaxError):  # which import_file reports
+        require_no_grammar(name, source)
     import_file(name)
-    source = Path(name).expanduser().read_bytes()
+    return f"{name}@{hashlib.sha256(source).hexdigest()}"
+
+
+def require_no_grammar(name: str, source: bytes) -> None:
+    """Raises ConfigError where an import in the file names the stories' grammar."""
     for node in (node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.stmt | ast.expr)):
         names = list[str]()
         if isinstance(node, ast.Import):
@@ -203,7 +212,6 @@ def imported_file(name: str) -> str:
         if any(f"{each}.".startswith("glissando.data.stories.") for each in names):
             fix = "an entry learns from training bytes alone; remove the import of glissando.data.stories"
             raise ConfigError(f"--import {name}:{node.lineno}: {fix}")
-    return f"{name}@{hashlib.sha256(source).hexdigest()}"
 
 
 def digests(imports: str) -> dict[str, str]:

@@ -18,7 +18,7 @@ from tolerances import assert_close
 import glissando
 from glissando.cli import main
 from glissando.errors import ConfigError
-from glissando.export import Refused, export, onnx
+from glissando.export import PHASES, Refused, export, onnx
 from glissando.export.graph import Stepper, grows
 from glissando.model import LanguageModel
 from glissando.presets import preset_names
@@ -134,6 +134,7 @@ def test_onnx_from_the_command_to_the_example(tmp_path, capsys):
     assert "ONNX Runtime" in printed.out
     for phase in ("tracing the model", "translating the graph to ONNX", "checking the graph"):
         assert phase in printed.err
+    assert len(printed.err.splitlines()) == PHASES["onnx"] + 1
     made = json.loads((out / "export.json").read_text())
     assert made["capacity"] == 60
     assert made["tokenizer"] == {"kind": "bytes", "file": "tokenizer.json", "end": 0}
@@ -158,7 +159,9 @@ def test_onnx_from_the_command_to_the_example(tmp_path, capsys):
 def test_smaller_weights_load_again(precision, tmp_path, capsys):
     run, out = saved(tmp_path, mixer="liquid"), tmp_path / precision
     assert run_command("export", run, "--to", f"safetensors-{precision}", "--out", out) == 0
-    assert "difference" in capsys.readouterr().out
+    printed = capsys.readouterr()
+    assert "difference" in printed.out
+    assert len(printed.err.splitlines()) == PHASES[f"safetensors-{precision}"] + 1  # what is written, at the end
     model, small, ids = glissando.load(run), glissando.load(out), torch.randint(256, (2, 20))
     weights = zip(model.named_parameters(), small.parameters(), strict=True)
     for (name, expected), found in weights:

@@ -16,7 +16,6 @@ from torch import Tensor
 
 from glissando.checkpoints import SHARDS, checkpoint_path, point_to
 from glissando.data.base import Shard
-from glissando.depth import Depth
 from glissando.errors import ConfigError, DivergenceError, NotFiniteError, TrainingError
 from glissando.kernels.precise import widest_float
 from glissando.metrics import Metrics, append, part_norms, part_of, require_there
@@ -27,7 +26,14 @@ from glissando.training.budget import Budget, Clock
 from glissando.training.config import AnyRunConfig
 from glissando.training.lanes import Lanes, fresh_rows, restored
 from glissando.training.launch import build_fabric, connect, seed_everything
-from glissando.training.optimizer import build_optimizer, freeze, optimizer_state, put_optimizer_state, set_rates
+from glissando.training.optimizer import (
+    build_optimizer,
+    freeze,
+    inner_part,
+    optimizer_state,
+    put_optimizer_state,
+    set_rates,
+)
 from glissando.training.saving import Saving
 from glissando.training.schedules import SCHEDULES
 from glissando.training.shares import shares
@@ -423,8 +429,7 @@ class Loop:
 
 def _recompute_blocks(model: Any) -> None:
     """Raises ConfigError for a model without a depth that can."""
-    depth: Any = getattr(model, "depth", None)
-    part: Any = depth if isinstance(depth, Depth) else model
+    part: Any = inner_part(model)
     if not hasattr(part, "gradient_checkpointing"):
         raise ConfigError(
             f"training.gradient_checkpointing: {type(part).__name__} does not recompute its blocks; leave it out"

@@ -34,6 +34,12 @@ def freeze(model: nn.Module, patterns: list[str]) -> None:
         raise ConfigError("training.freeze leaves nothing to train")
 
 
+def inner_part(model: nn.Module) -> nn.Module:
+    """The depth of a model of glissando; any other module itself."""
+    depth = getattr(model, "depth", None)
+    return depth if isinstance(depth, Depth) else model
+
+
 def build_optimizer(
     model: nn.Module, options: OptimizerOptions, grown: Mapping[str, list[float]], precision: str
 ) -> torch.optim.Optimizer:
@@ -43,9 +49,7 @@ def build_optimizer(
     if not isinstance(options, MuonOptions):
         groups = optimizer_groups(model, grown, options.weight_decay, options.eps)
         return torch.optim.AdamW(groups, options.learning_rate, betas=(options.beta1, options.beta2), fused=fused)
-    depth = getattr(model, "depth", None)
-    inner = depth if isinstance(depth, Depth) else model
-    linear = [m for m in inner.modules() if isinstance(m, nn.Linear)]
+    linear = [m for m in inner_part(model).modules() if isinstance(m, nn.Linear)]
     maps = {id(m.weight) for m in linear}
     matrices = {name for name, p in model.named_parameters() if id(p) in maps} & decayed_names(model)
     by_muon = optimizer_groups(model, grown, options.weight_decay, options.eps, matrices, muon=True)
