@@ -53,107 +53,126 @@ def run(  # noqa: C901 - one branch for each instruction
     is the one before its last token. kept (B, N, V) gets the logits, or is empty.
     """
     shifted, chances, order = np.empty(known), np.empty(known), np.empty(known, np.int64)
-    heads = 0
+    most_heads = 0
     for c in code:
         if c[0] == Op.ATTENTION or c[0] == Op.NEARNESS:
-            heads = max(heads, c[12])
-    scores, sums = np.empty((heads, pages.shape[1] * GROUP), np.float32), np.empty(SUMS, np.float32)
+            most_heads = max(most_heads, c[12])
+    scores, sums = np.empty((most_heads, pages.shape[1] * GROUP), np.float32), np.empty(SUMS, np.float32)
     begin, end = first * length, last * length
     for step in range(len(code) * max(written.shape[1], 1)):
         c, n = code[step % len(code)], step // len(code)
         op = c[0]
         if op == Op.LINEAR:
-            if c[7] == 0:
-                linear(w, w, regs, c[5], -1, c[3], c[4], c[1], c[2], c[6], begin, end, sums)
-            elif c[7] == 1:
-                linear(halves, w, regs, c[5], -1, c[3], c[4], c[1], c[2], c[6], begin, end, sums)
+            src, dst, inputs, outputs, matrix, bias, kind, scales = c[1], c[2], c[3], c[4], c[5], c[6], c[7], c[8]
+            if kind == 0:
+                linear(w, w, regs, matrix, -1, inputs, outputs, src, dst, bias, begin, end, sums)
+            elif kind == 1:
+                linear(halves, w, regs, matrix, -1, inputs, outputs, src, dst, bias, begin, end, sums)
             else:
-                linear(bytes_, w, regs, c[5], c[8], c[3], c[4], c[1], c[2], c[6], begin, end, sums)
+                linear(bytes_, w, regs, matrix, scales, inputs, outputs, src, dst, bias, begin, end, sums)
             continue
         for token in range(begin, end):
             r, row = regs[token], token // length
             if n and op != Op.DRAW and has_ended(ending, limits, written, row, n):
                 continue
-            now = filled[row] + token % length
+            position = filled[row] + token % length
             if op == Op.RMS_NORM:
-                rms_norm(r[c[1] : c[1] + c[3]], w[c[4] : c[4] + c[3]], numbers[c[5]], r[c[2] : c[2] + c[3]])
+                src, dst, size, gain, eps = c[1], c[2], c[3], c[4], c[5]
+                rms_norm(r[src : src + size], w[gain : gain + size], numbers[eps], r[dst : dst + size])
             elif op == Op.SILU_PRODUCT:
-                silu_product(r[c[1] : c[1] + c[4]], r[c[2] : c[2] + c[4]], r[c[3] : c[3] + c[4]])
+                gate, src, dst, size = c[1], c[2], c[3], c[4]
+                silu_product(r[gate : gate + size], r[src : src + size], r[dst : dst + size])
             elif op == Op.ADD_SCALED:
-                a, b, out, scale = r[c[1] :], r[c[2] :], r[c[3] : c[3] + c[4]], np.float32(numbers[c[5]])
-                for i in range(c[4]):
-                    out[i] = a[i] + scale * b[i]
+                src, other, dst, size, scale = c[1], c[2], c[3], c[4], c[5]
+                a, b, out, factor = r[src:], r[other:], r[dst : dst + size], np.float32(numbers[scale])
+                for i in range(size):
+                    out[i] = a[i] + factor * b[i]
             elif op == Op.SCALED:
-                x, out, scale = r[c[1] :], r[c[2] : c[2] + c[3]], np.float32(numbers[c[4]])
-                for i in range(c[3]):
-                    out[i] = scale * x[i]
+                src, dst, size, scale = c[1], c[2], c[3], c[4]
+                a, out, factor = r[src:], r[dst : dst + size], np.float32(numbers[scale])
+                for i in range(size):
+                    out[i] = factor * a[i]
             elif op == Op.ADD_WEIGHTS:
-                a, b, out = r[c[1] :], w[c[2] :], r[c[3] : c[3] + c[4]]
-                for i in range(c[4]):
+                src, weights, dst, size = c[1], c[2], c[3], c[4]
+                a, b, out = r[src:], w[weights:], r[dst : dst + size]
+                for i in range(size):
                     out[i] = a[i] + b[i]
             elif op == Op.GATE:
-                a, b, out, share = r[c[1] :], r[c[2] :], r[c[3] : c[3] + c[4]], r[c[5]]
-                for i in range(c[4]):
-                    out[i] = a[i] + share * b[i]
+                src, other, dst, size, share = c[1], c[2], c[3], c[4], c[5]
+                a, b, out, factor = r[src:], r[other:], r[dst : dst + size], r[share]
+                for i in range(size):
+                    out[i] = a[i] + factor * b[i]
             elif op == Op.CONV:
-                weight, past = w[c[5] : c[5] + c[3] * c[4]], fixed[row, c[6] : c[6] + c[3] * (c[4] - 1)]
-                short_conv(r[c[1] : c[1] + c[3]], weight, past, r[c[2] : c[2] + c[3]])
+                src, dst, size, taps, weight, past = c[1], c[2], c[3], c[4], c[5], c[6]
+                cache = fixed[row, past : past + size * (taps - 1)]
+                short_conv(r[src : src + size], w[weight : weight + size * taps], cache, r[dst : dst + size])
             elif op == Op.SPECTRAL:
-                vectors, h = w[c[5] : c[5] + 4 * c[4]], fixed[row, c[6] : c[6] + 2 * c[4]]
-                spectral(r[c[1] : c[1] + c[4]], r[c[2] :], vectors, h, r[c[3] : c[3] + 2 * c[4]])
+                src, rate, dst, size, vectors, h = c[1], c[2], c[3], c[4], c[5], c[6]
+                parts, state = w[vectors : vectors + 4 * size], fixed[row, h : h + 2 * size]
+                spectral(r[src : src + size], r[rate:], parts, state, r[dst : dst + 2 * size])
             elif op == Op.SCAN_PAIRS:
-                size, h, y = c[4], fixed[row, c[5] : c[5] + c[4]], r[c[3] : c[3] + c[4]]
-                factor, x = w[c[1] : c[1] + size].reshape(1, 1, size), r[c[2] : c[2] + size].reshape(1, 1, size)
-                scan_pairs(factor, x, h.reshape(1, size), y.reshape(1, 1, size), 0, 1)
-                h[:] = y
+                factors, src, dst, size, h = c[1], c[2], c[3], c[4], c[5]
+                state, out = fixed[row, h : h + size], r[dst : dst + size]
+                a, b = w[factors : factors + size].reshape(1, 1, size), r[src : src + size].reshape(1, 1, size)
+                scan_pairs(a, b, state.reshape(1, size), out.reshape(1, 1, size), 0, 1)
+                state[:] = out
             elif op == Op.LIQUID:
-                x, vectors = fixed[row, c[6] : c[6] + 2 * c[4]], w[c[5] : c[5] + 10 * c[4]]
-                z, y = r[c[2] : c[2] + c[4]], r[c[3] : c[3] + 2 * c[4]]
-                liquid(r[c[1] : c[1] + c[4]], z, vectors, c[7] != 0, x, y)
+                src, z, dst, size, vectors, h, coupled = c[1], c[2], c[3], c[4], c[5], c[6], c[7] != 0
+                parts, state = w[vectors : vectors + 10 * size], fixed[row, h : h + 2 * size]
+                liquid(r[src : src + size], r[z : z + size], parts, coupled, state, r[dst : dst + 2 * size])
             elif op == Op.DELTA:
-                s, latest, work = fixed[row, c[4] :], fixed[row, max(c[5], 0) :], r[c[6] :]
-                delta(r[c[1] :], c[8:15], w[c[3] :], s, latest, work, sums, r[c[2] :])
+                src, dst, vectors, s, latest, work, sizes = c[1], c[2], c[3], c[4], max(c[5], 0), c[6], c[8:15]
+                delta(r[src:], sizes, w[vectors:], fixed[row, s:], fixed[row, latest:], r[work:], sums, r[dst:])
             elif op == Op.ATTENTION or op == Op.NEARNESS:
-                total, latest = exact[row, c[9] :], fixed[row, c[10] :]
-                inputs = r[c[1] :], r[c[2] :], r[c[3] :], r[c[5] :], c[12:19]
-                y = r[c[4] :]
+                q, k, v, dst, key_biases, places, total, latest = c[1], c[2], c[3], c[4], c[5], c[6:9], c[9], c[10]
+                attended = r[q:], r[k:], r[v:], r[key_biases:], c[12:19]
+                caches = pages[row], places, exact[row, total:], fixed[row, latest:], position, scores, sums, r[dst:]
                 if op == Op.ATTENTION:
-                    scale = np.float32(numbers[c[11]])
-                    attention(*inputs, scale, pages[row], c[6:9], total, latest, now, scores, sums, y)
+                    attention(*attended, np.float32(numbers[c[11]]), *caches)
                 else:
-                    nearness(*inputs, w[c[11] :], pages[row], c[6:9], total, latest, now, scores, sums, y)
+                    nearness(*attended, w[c[11] :], *caches)
             elif op == Op.BOUNDED_ENERGY:
-                x, out = r[c[1] :], r[c[2] : c[2] + c[3]]
-                bounded_energy(x, w[c[5] :], c[6] != 0, numbers[c[7]], numbers[c[7] + 1], c[4], out)
+                src, dst, count, size, matrix, diagonal, eps = c[1], c[2], c[3], c[4], c[5], c[6] != 0, c[7]
+                out = r[dst : dst + count]
+                bounded_energy(r[src:], w[matrix:], diagonal, numbers[eps], numbers[eps + 1], size, out)
             elif op == Op.ROPE:
-                rope_table(now, numbers[c[2] : c[2] + c[3]], r[c[1] : c[1] + 2 * c[3]])
+                dst, frequencies, pairs = c[1], c[2], c[3]
+                rope_table(position, numbers[frequencies : frequencies + pairs], r[dst : dst + 2 * pairs])
             elif op == Op.ROTATE:
-                rotate(r[c[1] :], r[c[2] :], c[3], c[4], np.float32(c[5]))
+                src, table, heads, size, sign = c[1], c[2], c[3], c[4], c[5]
+                rotate(r[src:], r[table:], heads, size, np.float32(sign))
             elif op == Op.EMBED:
-                embed(w, halves, bytes_, c[4], c[3], c[5], c[6], c[2], ids[token], r[c[1] : c[1] + c[2]])
+                dst, size, table, kind, scales, rows = c[1], c[2], c[3], c[4], c[5], c[6]
+                embed(w, halves, bytes_, kind, table, scales, rows, size, ids[token], r[dst : dst + size])
             elif op == Op.POSITION:
-                out, table = r[c[1] : c[1] + c[2]], w[c[3] + now * c[2] :]
-                for i in range(c[2]):
-                    out[i] += table[i]
+                dst, size, table = c[1], c[2], c[3]
+                a, out = w[table + position * size :], r[dst : dst + size]
+                for i in range(size):
+                    out[i] += a[i]
             elif op == Op.LAYER_NORM:
-                gain, bias = w[c[4] : c[4] + c[3]], w[c[5] : c[5] + c[3]]
-                layer_norm(r[c[1] : c[1] + c[3]], gain, bias, numbers[c[6]], r[c[2] : c[2] + c[3]])
+                src, dst, size, gain, bias, eps = c[1], c[2], c[3], c[4], c[5], c[6]
+                a, b, out = w[gain : gain + size], w[bias : bias + size], r[dst : dst + size]
+                layer_norm(r[src : src + size], a, b, numbers[eps], out)
             elif op == Op.COMPLEX_NORM:
-                complex_norm(r[c[1] : c[1] + c[3]], numbers[c[4]], r[c[2] : c[2] + c[3]])
+                src, dst, size, eps = c[1], c[2], c[3], c[4]
+                complex_norm(r[src : src + size], numbers[eps], r[dst : dst + size])
             elif op == Op.ACTIVATE:
-                activate(c[4], r[c[1] : c[1] + c[3]], r[c[2] : c[2] + c[3]])
+                src, dst, size, kind = c[1], c[2], c[3], c[4]
+                activate(kind, r[src : src + size], r[dst : dst + size])
             elif op == Op.MEAN:
-                mean, passed = fixed[row, c[4] : c[4] + c[3]], exact[row, c[5] : c[5] + 1]
-                mean_update(r[c[1] : c[1] + c[3]], mean, passed)
-                out = r[c[2] : c[2] + c[3]]
-                for i in range(c[3]):
-                    out[i] = mean[i]
+                src, dst, size, mean, passed = c[1], c[2], c[3], c[4], c[5]
+                state, out = fixed[row, mean : mean + size], r[dst : dst + size]
+                mean_update(r[src : src + size], state, exact[row, passed : passed + 1])
+                for i in range(size):
+                    out[i] = state[i]
             elif op == Op.COPY_CONTROL:
-                for i in range(c[2]):
-                    r[c[1] + i] = control[row, i]
+                dst, size = c[1], c[2]
+                for i in range(size):
+                    r[dst + i] = control[row, i]
             elif op == Op.DRAW:
+                src, size = c[1], c[2]
                 draw_next(
-                    r[c[1] : c[1] + c[2]], known, drawn_by, top_k, counts, biases, uniforms, ending, limits, kept,
+                    r[src : src + size], known, drawn_by, top_k, counts, biases, uniforms, ending, limits, kept,
                     written, row, n, ids, filled, shifted, chances, order,
                 )  # fmt: skip
         if op == Op.DRAW and all_ended(ending, limits, written, n, first, last):

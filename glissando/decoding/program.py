@@ -17,8 +17,8 @@ float64, each of 64 numbers).
     LIQUID         b, z, dst, N, vectors W, x F, coupled
     DELTA          parts, dst, vectors W, s F, latest F or -1, work R, -, seven sizes
     ATTENTION      q, k, v, dst, biases, keys S, values S, C D, total E, latest F, scale N, six sizes
-    NEARNESS            q, k, v, dst, biases, keys S, values S, e D, total E, latest F, temperatures W, seven sizes
-    BOUNDED_ENERGY    x, dst, vectors, size, matrix W, is diagonal, eps and tau N
+    NEARNESS       q, k, v, dst, biases, keys S, values S, e D, total E, latest F, temperatures W, seven sizes
+    BOUNDED_ENERGY x, dst, vectors, size, matrix W, is diagonal, eps and tau N
     MEAN           y, dst, size, mean F, passed E         COPY_CONTROL  dst, size
     DRAW           logits, size: the next token, at the end of a program that runs several times in a call
 
@@ -382,13 +382,14 @@ class Builder:
         code, result, registers = _allocated(self._code, self._sizes, logits)
         table = np.array(code, np.int64)
         attention, nearness = table[:, 0] == Op.ATTENTION, table[:, 0] == Op.NEARNESS
+        keys, values, exact = 6, 7, 8  # operands of both
         halves_at, bytes_ = 4 * GROUP * self.slots, 4 * GROUP  # from units to bytes; bfloat16 lies behind float32
         vectors_at, vector_bytes = (halves_at, bytes_ // 2) if self.is_half else (0, bytes_)
-        table[attention | nearness, 7] = vectors_at + vector_bytes * table[attention | nearness, 7]
-        table[attention, 6] = vectors_at + vector_bytes * table[attention, 6]
-        table[nearness, 6] *= bytes_
+        table[attention | nearness, values] = vectors_at + vector_bytes * table[attention | nearness, values]
+        table[attention, keys] = vectors_at + vector_bytes * table[attention, keys]
+        table[nearness, keys] *= bytes_
         exact_at = halves_at + bytes_ // 2 * self.half_slots
-        table[attention | nearness, 8] = exact_at + 2 * bytes_ * table[attention | nearness, 8]
+        table[attention | nearness, exact] = exact_at + 2 * bytes_ * table[attention | nearness, exact]
         return Program(
             table,
             np.array([*self._numbers, 0.0]),
