@@ -115,8 +115,11 @@ def strict_json(path: Path) -> dict:
     return json.loads(path.read_text(), parse_constant=lambda constant: pytest.fail(f"{constant} in JSON"))
 
 
-#: those that take seconds even when `quick`
+#: those that take seconds even when `quick`, and those of which a form has a test of its own
 LONG = {
+    "hybrid-gradients", "hybrid-memory", "hybrid-solver", "hybrid-steering", "hybrid-dial", "hybrid-latency",
+    "hybrid-adjoint", "minimal-shift", "minimal-memory", "tau-epiplexity", "tau-laplacian", "tau-drift",
+    "liquid-hippo", "liquid-adaptation", "liquid-irregular",
     "tau-speed", "tau-cache", "tau-learns", "continuous-accuracy", "continuous-samples", "continuous-homeostasis",
     "minimal-cheaper", "minimal-dropout", "minimal-rope", "liquid-learning",
 }  # fmt: skip

@@ -22,14 +22,14 @@ def test_intervals_cover_the_truth_as_often_as_they_say():
     rng = np.random.default_rng(0)
     held = 0
     for _ in range(100):
-        n_bytes = rng.integers(50, 150, size=200).astype(float)
-        bits = n_bytes * (1 + 0.3 * rng.standard_normal(200))
+        n_bytes = rng.integers(50, 150, size=60).astype(float)
+        bits = n_bytes * (1 + 0.3 * rng.standard_normal(60))
         found = estimate(bits[None], n_bytes[None])
         held += found.low <= 1.0 <= found.high
     assert 90 <= held <= 99
 
 
-@pytest.mark.parametrize(("seeds", "quantile", "bias"), [(2, 12.706, 0.798), (3, 4.303, 0.886), (5, 2.776, 0.940)])
+@pytest.mark.parametrize(("seeds", "quantile", "bias"), [(2, 12.706, 0.798), (5, 2.776, 0.940)])
 def test_differences_of_few_seeds_hold_the_truth_as_often_as_they_say(seeds: int, quantile: float, bias: float):
     """Two models are alike; their seeds share an order of the data that does ten times as much as all else.
 

@@ -46,8 +46,14 @@ def toy(path: Path) -> Any:
     return asked
 
 
-def test_a_training_that_fails_ends_that_rate_alone(tmp_path, monkeypatch, capsys):
+def measured_and_written_by_nobody(monkeypatch):
+    """Neither the speed nor the report is what the test looks at."""
     monkeypatch.setattr(compare, "measure_speed", lambda runs, *_: dict.fromkeys(runs, TIMED))
+    monkeypatch.setattr(compare, "write_report", lambda asked, _: asked.out / "report.html")
+
+
+def test_a_training_that_fails_ends_that_rate_alone(tmp_path, monkeypatch, capsys):
+    measured_and_written_by_nobody(monkeypatch)
     asked = toy(tmp_path)
     asked.learning_rates, asked.sweep_beyond, asked.budget = [1e-3, 1e30], 0, Amount("steps", 24)
     asked.training["clip"] = None
@@ -60,7 +66,7 @@ def test_a_training_that_fails_ends_that_rate_alone(tmp_path, monkeypatch, capsy
 
 
 def test_lines_name_what_was_trained_and_the_table_ranks(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(compare, "measure_speed", lambda runs, *_: dict.fromkeys(runs, TIMED))
+    measured_and_written_by_nobody(monkeypatch)
     compare.compare(toy(tmp_path))
     printed = capsys.readouterr().err
     # Of each model one figure at the end, the best first.

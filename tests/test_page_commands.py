@@ -58,18 +58,28 @@ class Parsed(Exception):
     """Raised in the place of running a command, with its parser."""
 
 
-@pytest.mark.parametrize("command", CASES)
-def test_the_commands_of_the_pages_are_understood(command, monkeypatch, tmp_path, capsys):
+def verb(command: str) -> str:
+    return shlex.split(command)[1]
+
+
+@pytest.mark.parametrize("name", sorted({verb(command) for command in CASES}))
+def test_the_commands_of_the_pages_are_understood(name, monkeypatch, tmp_path, capsys):
     """A command line ends as soon as its options are read; `train` goes on to resolve its configuration."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "examples").symlink_to(ROOT / "examples")
     shutil.copy(ROOT / "examples" / "add_a_mixer.py", "my_mixer.py")
     Path("book.yaml").write_text("preset: transformer-nano\n")
+    for command in CASES:
+        if verb(command) == name:
+            with monkeypatch.context() as patch:
+                understand(command, patch, capsys)
+
+
+def understand(command: str, patch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     words = shlex.split(command)[1:]
     if words[0] == "train" and not {"--resume", "--from"} & {word.partition("=")[0] for word in words}:
-        assert glissando([*(word for word in words if word != "--print_config"), "--print_config"]) == 0, (
-            capsys.readouterr().err
-        )
+        status = glissando([*(word for word in words if word != "--print_config"), "--print_config"])
+        assert status == 0, f"{command}: {capsys.readouterr().err}"
         return
     command_of, read = function_of(words[0]), options.parse
 
@@ -77,13 +87,20 @@ def test_the_commands_of_the_pages_are_understood(command, monkeypatch, tmp_path
         read(*given)
         raise Parsed
 
-    monkeypatch.setattr(parsing(words[0]), "parse", parse)
+    patch.setattr(parsing(words[0]), "parse", parse)
     with pytest.raises(Parsed):
         command_of(words[1:])
 
 
-@pytest.mark.parametrize("quote", QUOTES)
-def test_the_options_of_a_command_in_a_sentence_are_known(quote, monkeypatch):
+@pytest.mark.parametrize("name", sorted({quote.split()[0] for quote in QUOTES}))
+def test_the_options_of_a_command_in_a_sentence_are_known(name, monkeypatch):
+    for quote in QUOTES:
+        if quote.split()[0] == name:
+            with monkeypatch.context() as patch:
+                know_the_options(quote, patch)
+
+
+def know_the_options(quote: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Such a command may leave out what it needs, as in `glissando train --config`."""
     words = quote.split()
     module = sys.modules[function_of(words[0]).__module__]

@@ -25,12 +25,10 @@ SMALL = {"inputs": 3, "outputs": 2, "hidden_size": 16, "depth": {"layers": 2}}
 CASES: dict[str, dict[str, Any]] = {
     **{name: {"mixer": name} for name in MIXERS},
     "published": {"mixer": {"kind": "liquid", "layer": "published"}},
-    "coupled": {"mixer": {"kind": "liquid", "coupled": True, "adaptation": 0.9, "state_dependence": False}},
     "dense": {"mixer": {"kind": "liquid", "dynamics": "dense", "state_size": 4}},
-    "gated-depth": {"depth": {"layers": 2, "mean_gate": True}},
     "tied": {"depth": {"kind": "tied", "layers": 1, "n_steps": 3}},
     "flow": {"depth": {"kind": "flow", "layers": 2, "n_steps": 2, "control": ["a", "b"]}},
-    "convolved": {"block": {"conv_width": 3}},
+    "convolved": {"block": {"conv_width": 3}, "depth": {"layers": 2, "mean_gate": True}},
     "both": {"mixer": ["attention", "liquid"], "head_bias": False, "final_norm": False},
     "linear-time": {"mixer": "liquid", "dt": "linear"},
     "impulses": {"mixer": {"kind": "liquid", "input": "impulse"}, "dt": "linear"},
@@ -44,7 +42,9 @@ CASES: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 FORECASTS = ["forecast", "own", "rich"]
 cases = pytest.mark.parametrize("case", CASES)
-law = settings(max_examples=6, deadline=None)
+law = settings(max_examples=3, deadline=None)
+#: one of each mixer, and one with all that series have: lengths are beyond the blocks of every kernel
+LONG = [*MIXERS, "dense", "impulses", "rich"]
 
 
 def build(case: str) -> SeriesModel:
@@ -141,11 +141,11 @@ def test_split_law(case: str, data: st.DataObject):
     assert_tensors_close(gradients(model, given, cuts), gradients(model, given, []))
 
 
-@cases
+@pytest.mark.parametrize("case", LONG)
 def test_split_law_at_length(case: str):
     model = build(case)
-    given = signals(model, 2, 150, seed=2)
-    assert_tensors_close(gradients(model, given, [50, 51, 147, 149]), gradients(model, given, []))
+    given = signals(model, 2, 70, seed=2)
+    assert_tensors_close(gradients(model, given, [2, 3, 69]), gradients(model, given, []))
 
 
 @cases
@@ -238,15 +238,16 @@ def test_scales_are_those_of_numbers_scaled_by_hand(case: str):
 
 
 @cases
-@pytest.mark.parametrize("value", [float("nan"), 0.0, 1e9])
-def test_what_was_not_observed_changes_nothing(case: str, value: float):
+def test_what_was_not_observed_changes_nothing(case: str):
     model = build(case)
     given = signals(model, 2, 12, seed=9)
-    other = given | {"x": torch.where(given["observed"], given["x"], value)}
     with torch.no_grad():
-        (y, state), (z, after) = (model(state=model.init_state(2), **each) for each in (given, other))
-    assert torch.equal(y[real(given)], z[real(given)])
-    assert all(torch.equal(*pair) for pair in zip(leaves(state), leaves(after), strict=True))
+        y, state = model(state=model.init_state(2), **given)
+        for value in (float("nan"), 0.0, 1e9):
+            other = given | {"x": torch.where(given["observed"], given["x"], value)}
+            z, after = model(state=model.init_state(2), **other)
+            assert torch.equal(y[real(given)], z[real(given)]), value
+            assert all(torch.equal(*pair) for pair in zip(leaves(state), leaves(after), strict=True)), value
 
 
 @pytest.mark.parametrize("case", FORECASTS)
@@ -319,21 +320,6 @@ def test_every_parameter_gets_gradient(case: str):
     found = gradients(model, signals(model, 4, 30, seed=4), [])
     dead = [name for name, grad in found.items() if not torch.isfinite(grad).all() or grad.abs().max() == 0]
     assert not dead, f"no gradient: {dead}"
-
-
-@cases
-def test_causality(case: str):
-    """A later value, and the time that passes after a step, change nothing before."""
-    model = build(case)
-    given = signals(model, 2, 12, seed=5, masked=False)
-    other = {name: signal.clone() for name, signal in given.items()}
-    for name, signal in other.items():
-        if signal.is_floating_point() and name not in OF_SERIES:
-            signal[:, 7] += 0.5
-    with torch.no_grad():
-        a, b = model(**given)[0], model(**other)[0]
-    assert_close(b[:, :7], a[:, :7], "before the change", 1e-12)
-    assert not torch.equal(a[:, 7], b[:, 7])
 
 
 def test_time_is_read_and_ages_the_states_that_accept_it():
