@@ -15,7 +15,7 @@ PRESETS = {
     "tauformer-nano": SMALL,
     "liquid-ssm-nano": SMALL,
     "continuous-transformer-nano": SMALL,
-    "hybrid-ode-nano": {"hidden_size": 32, "mixer": {"kind": "attention", "heads": 2}, "depth": {"n_steps": 2}},
+    "hybrid-ode-nano": SMALL | {"mixer": {"kind": "attention", "heads": 2}, "depth": {"layers": 2, "n_steps": 2}},
     "minimal-transformer": {},
 }
 

@@ -24,8 +24,8 @@ LIMITS = Limits(max_prompt=200, max_tokens=50_000, max_copies=8, max_body=50_000
 
 
 def tiny(preset: str = "liquid-ssm-nano", **options: Any) -> LanguageModel:
-    """A small one."""
-    return loud(preset, hidden_size=32, **options)
+    """A small one, whose depth is short unless `options` say otherwise."""
+    return loud(preset, **{"hidden_size": 32, "depth": {"layers": 2}} | options)
 
 
 @contextlib.contextmanager

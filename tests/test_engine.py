@@ -35,8 +35,8 @@ def test_texts_that_join_and_leave_are_those_written_alone(preset):
     model = model_of(preset)
     engine = Engine(model, chunk=7)
     rng, listener = random.Random(0), []
-    for turn in range(12):
-        prompt, count, seed = rng.choice(PROMPTS), rng.randrange(1, 25), rng.randrange(99)
+    for turn in range(9):
+        prompt, count, seed = rng.choice(PROMPTS), rng.randrange(1, 16), rng.randrange(99)
         listener.append((prompt, count, seed, submit(engine, request_for(model, prompt, count, seed))[1][0]))
         for _ in range(turn % 4):
             engine.step()
@@ -53,12 +53,12 @@ def test_texts_that_join_and_leave_are_those_written_alone(preset):
 def test_a_known_beginning_is_not_read_again(preset):
     model = model_of(preset)
     engine = Engine(model)
-    first = request_for(model, "Once upon", 8)
+    first = request_for(model, "Once upon", 5)
     [writer], _ = submit(engine, first)
     run_down(engine)
     assert engine.tokens_read == 10
-    again = request_for(model, "Once upon", 8, seed=3)
-    longer = request_for(model, "Once upon a time", 8)
+    again = request_for(model, "Once upon", 5, seed=3)
+    longer = request_for(model, "Once upon a time", 5)
     goes_on = replace(first, ids=(*first.ids, *writer.written, 65))
     for request, read in ((again, 0), (longer, 7), (goes_on, 2)):
         before = engine.tokens_read
@@ -273,7 +273,7 @@ def test_a_dial_turned_on_the_way():
     """As `generate` does with a control that changes, from the very token on; the others' texts stay theirs."""
     model = model_of("hybrid-ode-nano")
     engine = Engine(model)
-    request = request_for(model, "Once upon", 24)
+    request = request_for(model, "Once upon", 16)
     [turned], [listener] = submit(engine, request)
     _, [other] = submit(engine, request)
     for _ in range(9):
@@ -286,7 +286,7 @@ def test_a_dial_turned_on_the_way():
     control = torch.tensor([[1.0, -1.0]], dtype=torch.float64)
     with torch.no_grad():
         logits, state = model(torch.tensor([ids]), model.init_state(1))
-        for n in range(24):
+        for n in range(16):
             token = torch.from_numpy(sampler.draw(logits[:, -1]))
             ids.append(int(token))
             # The step that follows the turn reads the token drawn before it.
@@ -320,7 +320,7 @@ def test_a_model_that_fails_ends_the_texts_it_failed_for(model, monkeypatch):
 def test_a_text_whose_numbers_overflow_ends_alone(options):
     """A draw fails for its whole batch, and a client may turn a dial to any number."""
     model = model_of("hybrid-ode-nano")
-    good = replace(request_for(model, "Once", 30), control=(0.5, 0.0))
+    good = replace(request_for(model, "Once", 9), control=(0.5, 0.0))
     bad = replace(good, control=(1e308, 0.0), **options)
     engine = Engine(model)
     _, [listener] = submit(engine, good)
@@ -331,6 +331,11 @@ def test_a_text_whose_numbers_overflow_ends_alone(options):
     assert isinstance(ill.pieces[-1].error, FloatingPointError)
     assert "are not finite, under the control (1e+308, 0.0)" in str(ill.pieces[-1].error)
     assert listener.text == later.text == alone(model, good)[0].text
+
+
+def test_a_text_whose_numbers_overflow_when_it_is_turned_ends_alone():
+    model = model_of("hybrid-ode-nano")
+    engine, good = Engine(model), replace(request_for(model, "Once", 9), control=(0.5, 0.0))
     _, [listener] = submit(engine, good)
     [turned], [ill] = submit(engine, good)
     for _ in range(4):
