@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import socket
 import threading
 import time
@@ -16,6 +17,12 @@ from loud import loud
 from glissando.model import LanguageModel
 from glissando.serving.api import Server
 from glissando.serving.http import Limits
+
+with contextlib.suppress(ModuleNotFoundError):
+    import httpcore2
+
+    # Each of its clients would read all certificates of the machine for 40 ms, and asks for http.
+    httpcore2.default_ssl_context = functools.cache(httpcore2.default_ssl_context)
 
 NAME = "tiny"
 #: greedily, the model that `tiny` makes never comes to an end

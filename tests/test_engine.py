@@ -35,8 +35,8 @@ def test_texts_that_join_and_leave_are_those_written_alone(preset):
     model = model_of(preset)
     engine = Engine(model, chunk=7)
     rng, listener = random.Random(0), []
-    for turn in range(9):
-        prompt, count, seed = rng.choice(PROMPTS), rng.randrange(1, 16), rng.randrange(99)
+    for turn in range(8):
+        prompt, count, seed = rng.choice(PROMPTS), rng.randrange(1, 12), rng.randrange(99)
         listener.append((prompt, count, seed, submit(engine, request_for(model, prompt, count, seed))[1][0]))
         for _ in range(turn % 4):
             engine.step()
@@ -133,7 +133,7 @@ def test_another_control_is_another_state():
     engine = Engine(model)
     texts = {}
     for control in (None, (0.0, 0.0), (1.0, 1.0), (0.0, 0.0)):
-        request = request_for(model, "Once upon", 60, control=control)
+        request = request_for(model, "Once upon", 20, control=control)
         [listener] = submit(engine, request)[1]
         run_down(engine)
         assert listener.text == alone(model, request)[0].text

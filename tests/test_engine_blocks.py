@@ -22,9 +22,8 @@ PROMPTS = ["Once upon a time", "The", "", "x" * 200, "Ben said: "]
 
 
 def compiled(preset: str) -> LanguageModel:
-    """In float32. A layer of each mixer, or two where there is one."""
-    depth = {} if preset == "composite-nano" else {"depth": {"layers": 2}}
-    return loud(preset, hidden_size=32, **depth).float()
+    """In float32."""
+    return loud(preset, hidden_size=32, depth={"layers": 4 if preset == "composite-nano" else 2}).float()
 
 
 @pytest.mark.parametrize("preset", KINDS)

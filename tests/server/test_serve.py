@@ -126,13 +126,13 @@ def test_models(client):
 
 @pytest.mark.slow
 def test_a_control_and_a_dial_turned_while_text_streams():
-    model = tiny("hybrid-ode-nano", mixer={"kind": "attention", "heads": 2}, depth={"n_steps": 4})
+    model = tiny("hybrid-ode-nano", mixer={"kind": "attention", "heads": 2}, depth={"layers": 2, "n_steps": 2})
     with serving(model, LIMITS) as (_, url), openai.OpenAI(base_url=url + "/v1", api_key="any") as client:
         answer = ask(client, extra_body={"control": {"speech": -1.0}}, temperature=0.8).choices[0].text
         assert [answer] == generate(model, "Once upon a time", max_tokens=12, seed=3, control={"speech": -1.0})
-        plain = ask(client, max_tokens=400).choices[0].text
+        plain = ask(client, max_tokens=100).choices[0].text
         text = ""
-        for number, piece in enumerate(ask(client, max_tokens=400, stream=True)):
+        for number, piece in enumerate(ask(client, max_tokens=100, stream=True)):
             text += piece.choices[0].text
             if number == 3:
                 turned = httpx.post(f"{url}/v1/completions/{piece.id}/control", json={"control": {"mood": 1}})
