@@ -339,22 +339,22 @@ class ByHand:
 
 @needs_browser
 def test_the_page_carries_the_state_and_stops_at_the_capacity(tmp_path, visit):
-    one = ByHand(tmp_path, capacity=400)
+    one = ByHand(tmp_path, capacity=330)
     page = visit(one)
     prompt = "What the fox saw was long. " * 11  # longer than what is read at a time
-    tokens = 400 - len(prompt)  # the text begins with a token of its own, and the last one is never read
+    tokens = 330 - len(prompt)  # the text begins with a token of its own, and the last one is never read
     text, ending = write(page, prompt, temperature=0, length=500)
     assert text == one.greedy(prompt, tokens, (0, 0))
-    assert "exported for 400 tokens, prompt included" in ending
+    assert "exported for 330 tokens, prompt included" in ending
     speed = rf"{tokens} tokens, [\d,]+ tokens/s, prompt of {len(prompt) + 1} read in \d+ ms"
     assert re.fullmatch(speed, page.text_content("#speed"))
     page.get_by_label("speech, as a number").fill("-0.5")
     assert write(page, "A", temperature=0, length=9)[0] == one.greedy("A", 9, (0, -0.5)) != one.greedy("A", 9, (0, 0))
-    texts = [write(page, "A", temperature=2, length=40, seed=seed) for seed in (3, 3, 4)]
+    texts = [write(page, "A", temperature=2, length=20, seed=seed) for seed in (3, 3, 4)]
     assert texts[0] == texts[1] != texts[2]
     assert texts[0][1] == "Ended: at its length. Seed 3."
     for field, value, expected in (
-        ("prompt", "long " * 90, "451 tokens, and this model was exported for 400, prompt included"),
+        ("prompt", "long " * 90, "451 tokens, and this model was exported for 330, prompt included"),
         ("length", "0", "Length in tokens must be a whole number of at least 1"),
     ):
         page.fill(f"#{field}", value)

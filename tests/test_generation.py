@@ -42,24 +42,24 @@ def test_greedy_is_the_argmax_of_the_whole_prefix(model):
 
 def test_a_row_says_the_same_in_any_company(model):
     prompts = ["a", "the long way round", "", "xyz"]
-    together = generate(model, prompts, max_tokens=20, temperature=1.0, seed=5)
+    together = generate(model, prompts, max_tokens=12, temperature=1.0, seed=5)
     for row, prompt in enumerate(prompts):
-        assert generate(model, prompt, max_tokens=20, temperature=1.0, seed=5 + row) == [together[row]]
+        assert generate(model, prompt, max_tokens=12, temperature=1.0, seed=5 + row) == [together[row]]
 
 
 def test_streamed_pieces_are_the_generated_text(model):
-    for seed in range(5):
+    for seed in range(2):
         pieces = list(stream(model, "hello", max_tokens=30, temperature=1.2, seed=seed))
         assert "".join(pieces) == generate(model, "hello", max_tokens=30, temperature=1.2, seed=seed)[0]
         assert all(pieces)
 
 
 def test_seeds_decide(model):
-    texts = {generate(model, "a", max_tokens=20, temperature=1.0, seed=s)[0] for s in range(4)}
+    texts = {generate(model, "a", max_tokens=9, temperature=1.0, seed=s)[0] for s in range(4)}
     assert len(texts) == 4
 
 
-@settings(deadline=None, max_examples=40)
+@settings(deadline=None, max_examples=25)
 @given(
     st.lists(st.floats(-8, 8), min_size=2, max_size=12),
     st.integers(1, 12),
@@ -94,9 +94,10 @@ def test_temperature_zero_draws_the_likeliest():
 
 
 def test_frequencies_follow_the_probabilities():
-    z = torch.log(torch.tensor([0.5, 0.3, 0.2])).expand(4000, 3)
-    rows = [RowSampler(Sampling(temperature=1.0), torch.Generator().manual_seed(i)) for i in range(4000)]
-    drawn = torch.from_numpy(Sampler(rows, 3).draw(z)[:, 0]).bincount(minlength=3) / 4000
+    z = torch.log(torch.tensor([0.5, 0.3, 0.2])).expand(100, 3)
+    rows = [RowSampler(Sampling(temperature=1.0), torch.Generator().manual_seed(i)) for i in range(100)]
+    sampler = Sampler(rows, 3)
+    drawn = torch.cat([torch.from_numpy(sampler.draw(z)[:, 0]) for _ in range(40)]).bincount(minlength=3) / 4000
     assert (drawn - torch.tensor([0.5, 0.3, 0.2])).abs().max() < 0.03
 
 

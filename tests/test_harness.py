@@ -14,14 +14,14 @@ from glissando.evaluation.scoring import score
 from glissando.model import LanguageModel
 from research.stories.documents import CHOICES, FOLDER, N_ENDINGS, make
 
-LIMIT = 3
+LIMIT = 2
 
 
 def documents(name: str) -> list[dict]:
     return [json.loads(line) for line in (FOLDER / f"{name}.jsonl").read_text(encoding="utf-8").splitlines()]
 
 
-@pytest.fixture(scope="module", params=["bytes", "bpe"])
+@pytest.fixture(scope="module", params=[pytest.param("bytes", marks=pytest.mark.slow), "bpe"])
 def model(request) -> LanguageModel:
     torch.manual_seed(1)
     bpe = train_bpe((row["story"] for row in documents("glissando_stories")), 400) if request.param == "bpe" else None

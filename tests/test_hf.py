@@ -270,7 +270,7 @@ def test_time_steps_are_read_token_by_token():
 @pytest.mark.parametrize("case", STATES)
 def test_assisted_generation_and_prompt_lookup_write_the_same(case):
     model, prompt = wrapped(case), torch.tensor(PROMPTS[:1])
-    options = {"max_new_tokens": 24, "do_sample": False, "eos_token_id": None}
+    options = {"max_new_tokens": 10, "do_sample": False, "eos_token_id": None}
     expected = model.generate(prompt, **options)
     assert torch.equal(model.generate(prompt, prompt_lookup_num_tokens=4, **options), expected)
     assert torch.equal(model.generate(prompt, assistant_model=model, **options), expected)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -16,7 +17,7 @@ from glissando.generation import generate
 
 transformers = pytest.importorskip("transformers", reason="needs transformers: pip install -e '.[hf]'")
 
-from glissando.hf import GlissandoForCausalLM, fast_tokenizer  # noqa: E402
+from glissando.hf import GlissandoConfig, GlissandoForCausalLM, fast_tokenizer  # noqa: E402
 from glissando.model import LanguageModel  # noqa: E402
 
 FRESH = """
@@ -32,6 +33,21 @@ print(repr(tokenizer.decode(ids[0][batch["input_ids"].shape[1]:], skip_special_t
 """
 
 
+def test_the_module_beside_the_weights_has_the_classes_that_the_configuration_names(tmp_path, monkeypatch):
+    """What the Auto classes import where nothing of ours is."""
+    from transformers import dynamic_module_utils
+
+    model = GlissandoForCausalLM.of(LanguageModel.from_preset("transformer-nano", hidden_size=16, depth={"layers": 1}))
+    model.save_pretrained(tmp_path / "saved")
+    monkeypatch.setattr(dynamic_module_utils, "HF_MODULES_CACHE", str(tmp_path / "modules"))
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    named = json.loads((tmp_path / "saved" / "config.json").read_text())["auto_map"]
+    classes = dynamic_module_utils.get_class_from_dynamic_module
+    opened = {auto: classes(name, tmp_path / "saved") for auto, name in named.items()}
+    assert opened == {"AutoConfig": GlissandoConfig, "AutoModelForCausalLM": GlissandoForCausalLM}
+
+
+@pytest.mark.slow
 def test_the_auto_classes_open_it_without_an_import_of_ours(tmp_path):
     model = GlissandoForCausalLM.of(LanguageModel.from_preset("transformer-nano", hidden_size=16, depth={"layers": 1}))
     model.save_pretrained(tmp_path / "saved")

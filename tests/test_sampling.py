@@ -27,7 +27,7 @@ def sampler(sampling: Sampling, rows: int, known: int) -> Sampler:
     return Sampler(every, known)
 
 
-@settings(deadline=None, max_examples=300)
+@settings(deadline=None, max_examples=100)
 @given(st.data())
 def test_both_forms_draw_the_same_token(data):
     """Every option, ties, masks, penalties that count what was drawn before, logits of no token behind the others."""
@@ -133,18 +133,18 @@ def test_a_row_without_numbers_is_reported_alone(dtype, value):
     assert ids[1] == NOT_FINITE != ids[0]
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize(
     "options",
     [{f"{name}_penalty": size} for name in ("frequency", "presence") for size in (1e100, -1e100)]
     + [{"repetition_penalty": size} for size in (1e100, 1e-100)]
     + [{"logit_bias": ((2, 1e100), (2, 1e100), (1, -1e100))}, {"top_k": 10**30}],
 )
-def test_the_largest_values_do_not_overflow(options, dtype):
+def test_the_largest_values_do_not_overflow(options):
     """Where a logit overflowed, the last token was drawn, or one behind it, whatever was allowed."""
-    draws = sampler(Sampling(**options, allowed=(1, 2)), 3, 4)
-    z = torch.tensor([[1.0, 3e38, -3e38, 0.5]] * 3, dtype=dtype)
-    assert {token for _ in range(9) for [token] in draws.draw(z).tolist()} <= {1, 2}
+    for dtype in (torch.float32, torch.float64):
+        draws = sampler(Sampling(**options, allowed=(1, 2)), 3, 4)
+        z = torch.tensor([[1.0, 3e38, -3e38, 0.5]] * 3, dtype=dtype)
+        assert {token for _ in range(9) for [token] in draws.draw(z).tolist()} <= {1, 2}, dtype
 
 
 def test_impossible_values_are_refused():
