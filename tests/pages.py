@@ -19,7 +19,6 @@ from pathlib import Path
 import torch
 import uvicorn
 
-from glissando.generation import generate
 from glissando.model import LanguageModel
 from glissando.serving.api import Server
 from glissando.serving.http import Limits
@@ -29,7 +28,7 @@ PRESETS = {
     "hybrid-ode-nano": {
         "hidden_size": 32,
         "mixer": {"kind": "attention", "heads": 2},
-        "depth": {"alpha": 2.0},
+        "depth": {"alpha": 2.0, "n_steps": 2, "layers": 2},
     },
 }
 PROMPTS = ["Once upon a time", "One morning the little fox", "Long ago", '"Who?" said']
@@ -41,12 +40,13 @@ NO_BROWSER = "no chromium, chromium-browser or google-chrome is installed"
 
 
 def model_of(preset: str) -> LanguageModel:
-    """In float64, where rounding flips no draw; its weights are spread, so that its texts differ."""
+    """In float64, where rounding flips no draw. Its texts differ, as its weights are spread, and end at their limit."""
     torch.manual_seed(0)
-    model = LanguageModel.from_preset(preset, **PRESETS[preset], vocab_size=256).double().eval()
+    model = LanguageModel.from_preset(preset, **PRESETS[preset], vocab_size=256, head_bias=True).double().eval()
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.mul_(3) if parameter.ndim > 1 else None
+        model.head_bias[model.tokenizer.eos_id] = -1e4
     return model
 
 
@@ -125,17 +125,6 @@ def until(met: Callable[[], bool], seconds: float = 20) -> None:
     while not met():
         assert time.monotonic() < end, "it did not come to pass"
         time.sleep(0.01)
-
-
-def lasting_seed(model: LanguageModel, prompt: str, tokens: int, **options) -> int:
-    """A seed whose text does not end by itself."""
-    return next(seed for seed in range(99) if "\0" not in _text(model, prompt, tokens, seed, **options))
-
-
-def _text(model: LanguageModel, prompt: str, tokens: int, seed: int, **options) -> str:
-    text = generate(model, [prompt], max_tokens=tokens, seed=seed, **options)[0]
-    longer = generate(model, [prompt], max_tokens=tokens + 1, seed=seed, **options)[0]
-    return text if len(longer) > len(text) else "\0"
 
 
 def released(tokens: list[str], surprise: list[float]) -> list[tuple[str, float, int]]:

@@ -22,7 +22,7 @@ pytestmark = pytest.mark.skipif(pages.BROWSER is None, reason=pages.NO_BROWSER)
 
 
 def test_a_mark_stands_where_a_dial_was_moved_and_the_link_writes_it_again(hybrid, visit):
-    page, seed = met(visit(hybrid)), pages.lasting_seed(hybrid.model, "The fox", 30)
+    page, seed = met(visit(hybrid)), 1
     begun(page, hybrid, 6, max_tokens=30, seed=seed)
     with page.expect_response("**/control"):
         page.get_by_label("mood", exact=True).press("End")
@@ -51,15 +51,16 @@ def test_a_mark_stands_where_a_dial_was_moved_and_the_link_writes_it_again(hybri
 
 
 def test_a_link_says_what_is_wrong_with_it(liquid, visit):
-    page = visit(liquid, at="#prompt=The+fox&seed=many")
-    answer = 'This link is damaged: its seed has "many" in the place of a number.'
-    expect(page.locator("#error")).to_have_text(answer)
-    page = visit(liquid, at="#prompt=The+fox&dials=%25zz:1")
-    expect(page.locator("#error")).to_have_text('This link is damaged: its dials has "%zz" in the place of a name.')
-    page = visit(liquid, at="#promt=The+fox")
-    expect(page.locator("#error")).to_have_text("This link holds no text of the playground.")
-    page = visit(liquid, at="#prompt=The+fox&model=stories&top_k=3")
-    expect(page.locator("#error")).to_contain_text("This is for the model stories, and this server has tiny.")
+    page = visit(liquid)
+    for link, answer in (
+        ("prompt=The+fox&seed=many", 'This link is damaged: its seed has "many" in the place of a number.'),
+        ("prompt=The+fox&dials=%25zz:1", 'This link is damaged: its dials has "%zz" in the place of a name.'),
+        ("promt=The+fox", "This link holds no text of the playground."),
+        ("prompt=The+fox&model=stories&top_k=3", re.compile("is for the model stories, and this server has tiny.")),
+    ):
+        page.goto("about:blank")
+        page.goto(f"{liquid.url}#{link}")
+        expect(page.locator("#error")).to_have_text(answer)
     assert page.locator("#text").is_hidden()
     assert (page.input_value("#prompt"), page.input_value("#top_k")) == ("Once upon a time", "")
 
@@ -145,7 +146,7 @@ def test_alternatives_by_keyboard(liquid, visit):
 
 def test_two_columns_write_with_one_seed_and_are_linked(hybrid, visit):
     page = met(visit(hybrid))
-    seed = next(s for s in range(99) if all(len(_under(hybrid, mood, s)) > 12 for mood in (-1.0, 1.0)))
+    seed = 1
     page.fill("#prompt", "The fox")
     page.fill("#max_tokens", "15")
     page.fill("#seed", str(seed))
@@ -173,7 +174,7 @@ def test_a_branch_waits_for_its_own_column_alone(hybrid, visit):
     hybrid.gate.allow(8)
     page.fill("#prompt", "The fox")
     page.fill("#max_tokens", "15")
-    page.fill("#seed", str(next(s for s in range(99) if len(_under(hybrid, 1.0, s)) > 12)))
+    page.fill("#seed", "1")
     page.get_by_role("button", name="Sad and happy, side by side").click()
     for which in ("#written", "#written-b"):
         expect(page.locator(f"{which} .token").nth(2)).to_be_attached()
@@ -243,7 +244,7 @@ def test_two_models_are_compared_and_chosen(visit):
 
 def test_a_text_goes_on_again_and_elsewhere(liquid, visit):
     page = met(visit(liquid))
-    seed = pages.lasting_seed(liquid.model, "The fox", 8)
+    seed = 1
     ask(page, max_tokens=8, seed=seed)
     ended(page)
     first = page.text_content("#written")
