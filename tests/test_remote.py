@@ -33,6 +33,13 @@ from glissando.urls import is_url, whole_url
 STEPS = {"training": {"steps": 4, "save_every": 2, "validate_every": 2}}
 
 
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory) -> Run:
+    """What every training of four steps ends as."""
+    folder = tmp_path_factory.mktemp("whole")
+    return train(configuration(folder, PLAIN, STEPS), folder / "whole")
+
+
 @pytest.fixture(autouse=True)
 def cache(tmp_path, monkeypatch) -> Path:
     """A cache of the test's own, and an empty memory."""
@@ -85,8 +92,7 @@ def test_a_run_is_trained_to_a_url_and_opens_from_there(tmp_path, capsys):
     assert main(["evaluate", "memory://bucket/book"]) == 0
 
 
-def test_a_job_goes_on_from_a_url_on_a_machine_that_never_had_the_run(tmp_path, monkeypatch):
-    whole = train(configuration(tmp_path, PLAIN, STEPS), tmp_path / "whole")
+def test_a_job_goes_on_from_a_url_on_a_machine_that_never_had_the_run(whole, tmp_path, monkeypatch):
     monkeypatch.setattr(launch, "job", lambda: "seven")
     with monkeypatch.context() as patched:
         crash_in(patched, 4, RuntimeError("killed"))
@@ -197,8 +203,7 @@ def interrupted(folder: Path, monkeypatch: pytest.MonkeyPatch, url: str) -> None
 
 
 @pytest.mark.parametrize("machine", ["the same", "another"])
-def test_a_run_at_a_url_goes_on_to_the_same_weights(tmp_path, monkeypatch, cache, machine):
-    whole = train(configuration(tmp_path, PLAIN, STEPS), tmp_path / "whole")
+def test_a_run_at_a_url_goes_on_to_the_same_weights(whole, tmp_path, monkeypatch, cache, machine):
     interrupted(tmp_path, monkeypatch, "memory://book")
     assert last_checkpoint(fetched_checkpoints("memory://book")).step == 2
     if machine == "another":

@@ -197,11 +197,11 @@ def test_the_benchmark_tells_what_training_waits_for_from_what_it_does_not(monke
     original = TrainState.save
 
     def slow(self, *args, **keywords):
-        time.sleep(0.6)
+        time.sleep(0.3)
         original(self, *args, **keywords)
 
     monkeypatch.setattr(TrainState, "save", slow)
     result = measured("transformer-nano", 1, 16, 1)
-    assert result["synchronous"] - result["copy"] > 0.4
+    assert result["synchronous"] - result["copy"] > 0.2
     assert result["step"] > 0
     assert result["writing"] > 0

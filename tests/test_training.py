@@ -64,8 +64,10 @@ def pair_file(folder):
     return {"data": {"kind": "pairs", "seq_len": 24, "batch_size": 8, "path": str(path)}}
 
 
-@pytest.mark.parametrize(("precision", "bound"), [("64-true", 1e-12), ("32-true", 1e-6)])
-@pytest.mark.parametrize("corpus", ["text", "shift", "pairs"])
+@pytest.mark.parametrize(
+    ("corpus", "precision", "bound"),
+    [("text", "32-true", 1e-6), ("shift", "64-true", 1e-12), ("pairs", "64-true", 1e-12)],
+)
 def test_accumulation_changes_nothing(tmp_path, monkeypatch, corpus, precision, bound):
     data = {"text": {}, "shift": SHIFT, "pairs": pair_file(tmp_path)}[corpus]
     # Adam's division by the root of a tiny second moment magnifies rounding; a large eps leaves the sum to be tested.
@@ -73,8 +75,9 @@ def test_accumulation_changes_nothing(tmp_path, monkeypatch, corpus, precision, 
     base = {"training": {"precision": precision, "steps": 4, "log_every": 1}}
     whole = run(tmp_path, "whole", PLAIN, data, base)
     parts = run(tmp_path, "parts", PLAIN, data, base, {"training.accumulate": 4})
+    got = weights(parts)
     for name, weight in weights(whole).items():
-        assert_close(weights(parts)[name], weight, name, bound)
+        assert_close(got[name], weight, name, bound)
     assert_close(curve(parts), curve(whole), "loss", 1e-6)  # metrics.csv holds seven digits
     assert metrics(parts)[-1]["tokens"] == metrics(whole)[-1]["tokens"]
 
@@ -242,10 +245,10 @@ def test_at_most_one_budget(tmp_path, budget):
         run(tmp_path, "run", {"training": budget})
 
 
-@pytest.mark.parametrize("name", ["validate_every", "save_every", "log_every", "clip", "steps", "accumulate"])
-def test_counts_are_positive(tmp_path, name):
-    with pytest.raises(ConfigError, match=name):
-        run(tmp_path, "run", {"training": {name: 0}})
+def test_counts_are_positive(tmp_path):
+    for name in ("validate_every", "save_every", "log_every", "clip", "steps", "accumulate"):
+        with pytest.raises(ConfigError, match=name):
+            run(tmp_path, "run", {"training": {name: 0}})
 
 
 def test_early_stopping_stops(tmp_path):
@@ -265,29 +268,19 @@ def test_early_stopping_stops(tmp_path):
     ("option", "value", "expected"),
     [
         ("model.hidden_size", 0, "at least 1"),
-        ("model.max_length", 0, "at least 1"),
         ("model.mixer.heads", 0, "greater than 0"),
-        ("model.mixer.kv_heads", 0, "greater than 0"),
         ("model.mixer.head_size", -2, "greater than 0"),
         ("model.mixer.dropout", 1.0, "less than 1"),
-        ("model.block.mixer_dropout", 1.5, "less than 1"),
-        ("model.block.mlp_dropout", -0.1, "a number of at least 0"),
-        ("model.block.mlp.hidden", 0, "greater than 0"),
         ("training.optimizer.learning_rate", 0.0, "greater than 0"),
         ("training.optimizer.learning_rate", math.inf, "finite"),
         ("training.optimizer.beta2", 1.0, "less than 1"),
-        ("training.optimizer.beta2", math.nan, "a finite number"),
         ("training.carry", math.nan, "a finite number"),
-        ("training.optimizer.weight_decay", -1.0, "a number of at least 0"),
         ("training.schedule.kind", "cosine", "warmup-cosine"),
         ("training.schedule.warmup_steps", -1, "a number of at least 0"),
         ("training.schedule.final_ratio", 1.5, "a number of at most 1"),
-        ("training.clip", -1.0, "greater than 0"),
         ("training.freeze", ["nothing"], "matches no parameter"),
         ("training.accelerator", "foo", "Available here: auto, cpu"),
-        ("training.accelerator", "tpu", "Available here: auto, cpu"),
         ("data.seq_len", 0, "greater than 0"),
-        ("data.batch_size", 0, "greater than 0"),
     ],
 )
 def test_a_mistake_is_named_in_one_line_and_leaves_nothing(tmp_path, option, value, expected):

@@ -32,6 +32,8 @@ from glissando.training.state import TrainState
 
 #: columns of metrics.csv that hold times
 TIMING = ("seconds", "tokens_per_second")
+#: packages that nobody needs to compute with a model
+UNUSED = {"lightning", "pytorch_lightning", "torchmetrics", "transformers", "matplotlib", "pandas"}
 #: weights of real size from the first step on, so that a run that goes wrong ends elsewhere
 _BASE = {
     "model": {
@@ -47,6 +49,8 @@ _BASE = {
         "precision": "32-true",
         "optimizer": {"learning_rate": 0.01},
         "schedule": {"warmup_steps": 3},
+        "validate_every": 6,  # the best validation is a save, too, and a save costs more than a step
+        "save_every": 6,
         "sample_every": 10**6,
         "log_every": 3,
     },
