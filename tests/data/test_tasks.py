@@ -47,7 +47,7 @@ AUTOMATA = ("parity", "tracking")
 
 
 def make(task: str, **options: Any) -> TaskCorpus:
-    return TASKS[task](**options)
+    return TASKS[task](**{"valid_rows": 32} | options)
 
 
 def rows(*batches: Batch) -> list[tuple[str, str]]:
@@ -85,11 +85,8 @@ def chi2(counts: Counter[Any], kinds: int) -> float:
 @pytest.mark.parametrize(
     ("task", "options"),
     [
-        ("recall", {}),
         ("recall", {"pairs": 5}),
-        ("parity", {}),
         ("parity", {"length": 9}),
-        ("tracking", {}),
         ("tracking", {"items": 5, "length": 12}),
         ("copy", {"length": 7}),
         ("selective_copy", {"length": 20}),
@@ -111,9 +108,9 @@ def test_rows_are_functions_of_the_seed_and_held_out_ones_are_not(task: str) -> 
 
 @pytest.mark.parametrize("task", TASKS)
 def test_held_out_rows_are_distinct_sorted_and_keep_their_place_as_more_are_asked_for(task: str) -> None:
-    few, many = held_out(make(task, valid_rows=30)), held_out(make(task, valid_rows=300))
+    few, many = held_out(make(task, valid_rows=30)), held_out(make(task, valid_rows=120))
     assert len(set(few)) == 30
-    assert len(set(many)) == 300
+    assert len(set(many)) == 120
     assert set(few) < set(many)
     assert [len(read) for read, _ in many] == sorted(len(read) for read, _ in many)
 
@@ -160,7 +157,7 @@ def test_they_are_generated_corpora_with_samples(task: str) -> None:
     assert isinstance(corpus, CORPORA[task])
     assert corpus.tokenizer.eos_id == 10
     assert (corpus.seq_len, corpus.batch_size) == (256, 32)
-    shown, counted = list(islice(corpus.texts(), 300)), trained(corpus, 10)
+    shown, counted = list(islice(corpus.texts(), 60)), trained(corpus, 2)
     for text, (read, said) in zip(shown, counted, strict=False):
         assert text == f"{read}\n{said.replace(' ', '') if task == 'recall' else said.strip()}\n"
     assert len(list(corpus.texts("valid"))) == 256
@@ -171,7 +168,7 @@ def test_they_are_generated_corpora_with_samples(task: str) -> None:
 # ---------------------------------------------------------------------- answers, worked out again
 
 
-@pytest.mark.parametrize("pairs", [1, 6, 16, 47])
+@pytest.mark.parametrize("pairs", [1, 6, 47])
 def test_recall_scores_the_values_of_the_keys_asked_for(pairs: int) -> None:
     corpus = RecallCorpus(pairs=pairs, seq_len=200, batch_size=16, valid_rows=10)
     for read, said in trained(corpus, 3) + held_out(corpus):
@@ -190,7 +187,7 @@ def test_recall_scores_the_values_of_the_keys_asked_for(pairs: int) -> None:
 
 
 def test_recall_is_even_over_keys_values_places_and_order() -> None:
-    found = trained(RecallCorpus(pairs=4, batch_size=1000), 4)
+    found = trained(RecallCorpus(pairs=4, batch_size=1000, valid_rows=1), 2)
     assert chi2(Counter(read[0] for read, _ in found), 47) < 90
     assert chi2(Counter(read[7] for read, _ in found), 47) < 90
     orders = Counter(tuple(read[0:8:2].index(key) for key in read[8::2]) for read, _ in found)
@@ -221,7 +218,7 @@ def test_selective_copy_says_what_is_no_noise(length: int) -> None:
 
 
 def test_symbols_of_selective_copy_lie_anywhere() -> None:
-    found = trained(SelectiveCopyCorpus(length=18, batch_size=1000, valid_rows=1), 5)
+    found = trained(SelectiveCopyCorpus(length=18, batch_size=1000, valid_rows=1), 2)
     noise = Counter(tuple(i for i, c in enumerate(read[:18]) if c == ".") for read, _ in found)
     assert chi2(noise, 18 * 17 // 2) < 220
     assert chi2(Counter("".join(said.strip() for _, said in found)), 14) < 45
@@ -238,7 +235,7 @@ def test_induction_says_what_stood_behind_the_mark(length: int) -> None:
 
 
 def test_the_mark_and_the_answer_of_induction_are_even() -> None:
-    found = trained(InductionCorpus(length=12, batch_size=1000), 5)
+    found = trained(InductionCorpus(length=12, batch_size=1000, valid_rows=1), 2)
     assert chi2(Counter(read.index(":") for read, _ in found), 10) < 35
     assert chi2(Counter(said[-1] for _, said in found), 15) < 45
 
@@ -257,7 +254,7 @@ def test_parity_counts_the_ones() -> None:
         assert said == "".join("eo"[read[: i + 1].count("1") % 2] for i in range(len(read)))
 
 
-@pytest.mark.parametrize("items", [2, 3, 4, 5])
+@pytest.mark.parametrize("items", [2, 3, 5])
 def test_tracking_moves_the_things_as_described(items: int) -> None:
     corpus = TrackingCorpus(items=items, batch_size=100, valid_rows=50)
     legend = corpus.describe()["states"]
@@ -296,7 +293,7 @@ def test_moves_generate_the_symmetric_group(items: int) -> None:
 def test_no_window_of_a_few_characters_has_the_answer(task: str) -> None:
     """A state that could be read would make this a task of the last two characters."""
     follows: dict[str, Counter[str]] = {}
-    for read, said in trained(make(task, batch_size=2000), 2):
+    for read, said in trained(make(task, batch_size=2000, valid_rows=1), 1):
         assert not set(read) & set(said)
         for end in range(12, len(read)):
             follows.setdefault(read[end - 3 : end + 1], Counter())[said[end]] += 1
@@ -306,7 +303,7 @@ def test_no_window_of_a_few_characters_has_the_answer(task: str) -> None:
 
 @pytest.mark.parametrize("task", AUTOMATA)
 def test_lengths_and_letters_are_even(task: str) -> None:
-    found = [read for read, _ in trained(make(task, batch_size=1000, length=9, valid_rows=9), 5)]
+    found = [read for read, _ in trained(make(task, batch_size=1000, length=9, valid_rows=9), 2)]
     assert chi2(Counter(map(len, found)), 9) < 40
     letters = 2 if task == "parity" else 3
     assert chi2(Counter("".join(found)), letters) < 20
@@ -315,8 +312,8 @@ def test_lengths_and_letters_are_even(task: str) -> None:
 
 @pytest.mark.parametrize("task", TASKS)
 def test_prompts_are_beginnings_that_lead_to_an_answer(task: str) -> None:
-    corpus = make(task, valid_rows=200)
-    known = held_out(make(task, valid_rows=2000))
+    corpus = make(task)
+    known = held_out(make(task, valid_rows=60))
     for prompt in corpus.prompts(20):
         assert any(read.startswith(prompt) and said[len(prompt) - 1] != " " for read, said in known)
 
@@ -382,7 +379,7 @@ def test_only_answers_count_for_accuracy_and_bits(task: str) -> None:
 # ---------------------------------------------------------------------- tokenizers, refusals, training
 
 
-@pytest.mark.parametrize("task", TASKS)
+@pytest.mark.parametrize("task", ["recall", "tracking"])  # whose characters are the most and the oddest
 def test_every_character_is_a_token_of_any_vocabulary(task: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("glissando.data.corpora.TOKENIZER_TEXT_BYTES", 5000)
     as_bytes = CORPORA.options[task](seq_len=192, batch_size=8)
@@ -422,24 +419,14 @@ def test_a_vocabulary_without_a_character_is_refused() -> None:
 @pytest.mark.parametrize(
     ("task", "options", "message"),
     [
-        ("recall", {"pairs": 0}, "pairs: expected a number of at least 1, got 0"),
         ("recall", {"pairs": 48, "seq_len": 999}, "pairs: expected a number of at most 47, got 48"),
         ("recall", {"seq_len": 63}, r"needs 64 tokens, more than seq_len 63; raise data\.seq_len to 64"),
-        ("parity", {"length": 0}, "length: expected a number greater than 0, got 0"),
-        ("parity", {"seq_len": 40}, r"needs 41 tokens, more than seq_len 40; raise data\.seq_len to 41"),
-        (
-            "parity",
-            {"length": 8},
-            r"fewer than 256 different rows.*lower valid_rows, or raise data\.length",
-        ),
+        ("parity", {"length": 6, "valid_rows": 100}, r"fewer than 100 different rows.*lower valid_rows, or raise"),
         ("parity", {"length": 2}, r"no held-out row was found.*raise data\.length"),
         ("tracking", {"items": 1}, "items: expected a number of at least 2, got 1"),
         ("tracking", {"items": 6}, "items: expected a number of at most 5, got 6"),
-        ("tracking", {"seq_len": 40}, r"raise data\.seq_len to 41"),
-        ("copy", {"length": 0}, "length: expected a number greater than 0, got 0"),
         ("copy", {"seq_len": 119}, r"needs 120 tokens, more than seq_len 119"),
         ("selective_copy", {"length": 15}, "length: expected a number of at least 16, got 15"),
-        ("selective_copy", {"seq_len": 144}, r"raise data\.seq_len to 145"),
         ("induction", {"length": 2}, "length: expected a number of at least 3, got 2"),
         ("induction", {"seq_len": 128}, r"raise data\.seq_len to 129"),
     ],
@@ -449,7 +436,7 @@ def test_senseless_options_are_refused(task: str, options: dict[str, Any], messa
         make(task, **options)
 
 
-@pytest.mark.parametrize("task", slow_where({"recall", "parity"}, TASKS))
+@pytest.mark.parametrize("task", slow_where(set(TASKS) - {"tracking", "induction"}, TASKS))
 def test_a_model_is_trained_and_scored(task: str, tmp_path: Path) -> None:
     sizes = {"copy": {"length": 5}, "selective_copy": {"length": 20}, "induction": {"length": 20}}.get(task, {})
     values = {
