@@ -108,8 +108,15 @@ def test_without_any_result_there_is_a_report(tmp_path):
     assert '<div class="place">' not in text
 
 
-def test_a_sample_is_text(tmp_path):
-    text, _ = page(tmp_path, [1.0, 1.2], "<script>alert(1)</script> " + "and so on " * 60)
+@pytest.fixture(scope="module")
+def two(tmp_path_factory) -> str:
+    """A page of two models, whose samples are no HTML."""
+    folder = tmp_path_factory.mktemp("two")
+    return page(folder, [1.0, 1.2], "<script>alert(1)</script> " + "and so on " * 60)[0]
+
+
+def test_a_sample_is_text(two):
+    text = two
     assert "<script>alert" not in text
     assert "&lt;script&gt;alert" in text
     assert "Once &lt;b&gt;" in text
@@ -134,8 +141,8 @@ def test_one_row_has_no_interval(tmp_path):
     assert "not significantly different" in text
 
 
-def test_every_figure_has_its_unit_and_a_dash_its_reason(tmp_path):
-    text, _ = page(tmp_path, [1.0, 1.2])
+def test_every_figure_has_its_unit_and_a_dash_its_reason(two, tmp_path):
+    text = two
     assert len(re.findall(r'<div class="bits">1\.\d{3} <small>bits per byte</small>', text)) == 2
     assert text.count("lower is better") == 2
     assert "bits per byte, held out" not in text  # an axis of training curves as well

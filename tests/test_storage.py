@@ -201,15 +201,15 @@ def test_every_flipped_bit_of_a_checkpoint_is_noticed(tmp_path):
     verify_manifest(tmp_path / "d")
 
 
-@pytest.mark.parametrize("protocol", range(6))
-def test_a_pickle_never_runs(tmp_path, protocol):
+def test_a_pickle_never_runs(tmp_path):
     class Bomb:
         def __reduce__(self):
             return os.mkdir, (str(tmp_path / "boom"),)
 
-    (tmp_path / "m.safetensors").write_bytes(pickle.dumps(Bomb(), protocol=protocol))
-    with pytest.raises(RunError, match=r"m\.safetensors"):
-        load_tensors(tmp_path / "m.safetensors")
+    for protocol in range(6):
+        (tmp_path / "m.safetensors").write_bytes(pickle.dumps(Bomb(), protocol=protocol))
+        with pytest.raises(RunError, match=r"m\.safetensors"):
+            load_tensors(tmp_path / "m.safetensors")
     assert not (tmp_path / "boom").exists()
 
 
@@ -223,13 +223,13 @@ def test_a_header_that_begins_like_a_pickle_is_read(tmp_path):
     assert b"\x80\x02" in lengths
 
 
-@pytest.mark.parametrize("size", [0, 1, 7, 8, 30, 75])
-def test_a_truncated_file_is_refused(tmp_path, size):
+def test_a_truncated_file_is_refused(tmp_path):
     path = tmp_path / "t.safetensors"
     save_tensors(path, {"a": torch.ones(9)})
-    os.truncate(path, size)
-    with pytest.raises(RunError, match=r"t\.safetensors is truncated or malformed"):
-        load_tensors(path)
+    for size in (75, 30, 8, 7, 1, 0):
+        os.truncate(path, size)
+        with pytest.raises(RunError, match=r"t\.safetensors is truncated or malformed"):
+            load_tensors(path)
 
 
 @pytest.mark.parametrize("structure", ["{", "[]", "[" * 5000, "\xff"])
