@@ -1,16 +1,12 @@
-"""Two processes that train by a loop of a user's own, with DistributedDataParallel, fully_shard, or our `shard`:
+"""Two processes that train by a loop of a user's own, with DistributedDataParallel, fully_shard, or our `shard`.
 
-    python tests/own_loop_worker.py FOLDER
-
-writes FOLDER/RANK.json for the ranks 0 and 1: by case, the largest difference of a gradient from that of the whole
-batch in one process.
+`rank_of_two` writes FOLDER/RANK.json for the ranks 0 and 1: by case, the largest difference of a gradient from that of
+the whole batch in one process. two_processes.py starts both.
 """
 
 from __future__ import annotations
 
 import json
-import multiprocessing
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -89,18 +85,7 @@ def rank_of_two(folder: Path, rank: int) -> None:
     dist.destroy_process_group()
 
 
-def main(folder: Path) -> int:
-    """Fork both processes once torch is loaded and every kernel is compiled, so that this is done once."""
+def compile_kernels() -> None:
+    """Before the processes are forked, so that this is done once."""
     for case in MODELS:
         loss(model_of(case), 0, False).backward()
-    fork = multiprocessing.get_context("fork")
-    both = [fork.Process(target=rank_of_two, args=(folder, rank)) for rank in (0, 1)]
-    for process in both:
-        process.start()
-    for process in both:
-        process.join()
-    return max(abs(process.exitcode or 0) for process in both)
-
-
-if __name__ == "__main__":
-    sys.exit(main(Path(sys.argv[1])))

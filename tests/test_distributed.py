@@ -1,18 +1,22 @@
-"""Two processes on the CPU give one process's run: its loss curve, its batches, its directory, its resumption."""
+"""Two processes on the CPU give one process's run: its loss curve, its batches, its directory, its resumption; and in a
+loop of a user's own its gradients."""
 
 from __future__ import annotations
 
+import json
 import shutil
 import sys
 from pathlib import Path
 
 import pytest
 import torch
+import two_processes
 from safetensors.torch import load_file
 from slow import slow_where
-from tolerances import assert_close
+from tolerances import TOLERANCE, assert_close
 from training_runs import (
     PLAIN,
+    UNUSED,
     assert_same_tensors,
     call,
     command,
@@ -46,8 +50,10 @@ CHANGES |= {"model": {"mixer": {"window": 12}}, "data": {"batch_size": 32}}  # s
 CHANGES["training"]["carry"] = 0.7
 #: matrices by Muon, for which shards are gathered; the rest by AdamW
 CHANGES["training"]["optimizer"] = {"kind": "muon", "learning_rate": 0.01}
-#: how the program is started, and its further options
+#: how the program is started, and its further options; None: forked, see two_processes.py, where torch is loaded once
 STARTS = {
+    "forked ddp": (None, {"strategy": "ddp"}),
+    "forked fsdp": (None, {"strategy": "fsdp"}),
     "ddp": ((), {"devices": 2, "strategy": "ddp"}),
     "torchrun": (TORCHRUN, {"accumulate": 2}),
     "fsdp": ((), {"devices": 2, "strategy": "fsdp"}),
@@ -61,15 +67,45 @@ def single(tmp_path_factory):
     return train(configuration(folder, PLAIN, CHANGES), folder / "run").path
 
 
-@pytest.fixture(scope="module", params=slow_where(["torchrun", "fsdp"], STARTS))
+@pytest.fixture(scope="module")
+def forked(tmp_path_factory):
+    """The folder of pairs of processes that were forked."""
+    folder = tmp_path_factory.mktemp("forked")
+    jobs = {name: [*options(mapping(folder, PLAIN, CHANGES, {"training": changes})), f"--out={folder / name / 'run'}"]
+            for name, (launcher, changes) in STARTS.items() if launcher is None}  # fmt: skip
+    (folder / "jobs.json").write_text(json.dumps(jobs))
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setenv("CUDA_VISIBLE_DEVICES", "")  # autograd's threads of a GPU cannot be forked
+        done = call([sys.executable, two_processes.__file__, str(folder)])
+    assert done.returncode == 0, [done.stderr[-3000:], *(path.read_text()[-3000:] for path in folder.glob("*.stderr"))]
+    return folder
+
+
+@pytest.fixture(scope="module", params=slow_where(["ddp", "torchrun", "fsdp"], STARTS))
 def double(request, tmp_path_factory):
     """The same run by two processes, started in one of several ways."""
     launcher, changes = STARTS[request.param]
+    if launcher is None:
+        folder = request.getfixturevalue("forked")
+        return folder / request.param / "run", (folder / f"{request.param}.stderr").read_text()
     folder = tmp_path_factory.mktemp(request.param)
     arguments = options(mapping(folder, PLAIN, CHANGES, {"training": changes}))
     done = call(command(*arguments, f"--out={folder / 'run'}", launcher=launcher))
     assert done.returncode == 0, done.stderr[-3000:]
     return folder / "run", done.stderr
+
+
+def test_gradients_of_two_processes_in_a_loop_of_ones_own_are_those_of_one(forked):
+    for rank in (0, 1):
+        gaps = json.loads((forked / f"{rank}.json").read_text())
+        assert len(gaps) == 10
+        assert {case: gap for case, gap in gaps.items() if not gap <= TOLERANCE[torch.float64]} == {}
+
+
+def test_training_loads_fabric_without_the_trainer_and_what_that_brings(forked):
+    loaded = set(json.loads((forked / "forked ddp.json").read_text()))
+    assert "lightning_fabric" in loaded
+    assert loaded & UNUSED == set()
 
 
 def test_two_processes_give_the_curve_of_one(single, double):
@@ -130,7 +166,7 @@ def test_sharded_run_resumes(double, tmp_path):
     resume_with_two(double[0], tmp_path / "run")
 
 
-@pytest.mark.parametrize("double", ["fsdp"], indirect=True)
+@pytest.mark.parametrize("double", ["forked fsdp"], indirect=True)
 def test_each_process_of_a_sharded_run_writes_its_own_shards(double, tmp_path):
     """None is a pickle, none holds a whole matrix, together they are the whole; they open as any checkpoint does."""
     run, _ = double
@@ -162,7 +198,7 @@ def checkpoint_state(checkpoint: Path) -> torch.Tensor:
     return saved_optimizer(checkpoint)["embedding.weight"]["exp_avg"]
 
 
-@pytest.mark.parametrize("double", ["fsdp"], indirect=True)
+@pytest.mark.parametrize("double", ["forked fsdp"], indirect=True)
 def test_a_damaged_or_missing_shard_is_an_error_that_names_it_and_the_checkpoint_before_it(double, tmp_path):
     copy = tmp_path / "run"
     shutil.copytree(double[0], copy)

@@ -1,13 +1,13 @@
-"""What each command imports: a start waits for nothing that it does not use."""
+"""What each command imports: a start waits for nothing that it does not use. For training see test_distributed.py."""
 
 from __future__ import annotations
 
 import json
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
+from training_runs import UNUSED
 
 from glissando.cli import main
 
@@ -16,8 +16,6 @@ TINY = [
     "--model.depth.layers", "1", "--data.kind", "text", "--data.seq_len", "32", "--data.batch_size", "2",
     "--training.steps", "1",
 ]  # fmt: skip
-#: none of them is needed to compute with a model
-OTHERS = {"lightning", "pytorch_lightning", "torchmetrics", "transformers", "matplotlib", "pandas"}
 
 
 def loaded(*arguments: str) -> set[str]:
@@ -33,29 +31,19 @@ def loaded(*arguments: str) -> set[str]:
     return set(json.loads(done.stderr.splitlines()[-1]))
 
 
-@pytest.fixture(scope="module")
-def trained(tmp_path_factory) -> tuple[Path, set[str]]:
-    folder = tmp_path_factory.mktemp("imports")
-    text = folder / "text.txt"
-    text.write_text("the quick brown fox jumps over the lazy dog\n" * 50)
-    return folder / "run", loaded(*TINY, "--data.path", str(text), "--out", str(folder / "run"))
-
-
 @pytest.mark.parametrize("arguments", [["--help"], ["presets"], ["presets", "gpt"], ["generate", "--help"]])
 def test_what_computes_nothing_needs_no_torch(arguments):
-    assert loaded(*arguments) & (OTHERS | {"torch", "lightning_fabric", "numba", "numpy"}) == set()
-
-
-def test_training_loads_fabric_without_the_trainer_and_what_that_brings(trained):
-    assert "lightning_fabric" in trained[1]
-    assert trained[1] & OTHERS == set()
+    assert loaded(*arguments) & (UNUSED | {"torch", "lightning_fabric", "numba", "numpy"}) == set()
 
 
 @pytest.mark.slow
-def test_writing_text_loads_neither_fabric_nor_pictures(trained):
-    result = loaded("generate", str(trained[0]), "--prompt", "the", "--max_tokens", "2")
+def test_writing_text_loads_neither_fabric_nor_pictures(tmp_path):
+    text, run = tmp_path / "text.txt", tmp_path / "run"
+    text.write_text("the quick brown fox jumps over the lazy dog\n" * 50)
+    assert main([*TINY, "--data.path", str(text), "--out", str(run)]) == 0
+    result = loaded("generate", str(run), "--prompt", "the", "--max_tokens", "2")
     assert "torch" in result
-    assert result & (OTHERS | {"lightning_fabric", "sympy"}) == set()  # sympy: torch._dynamo was loaded
+    assert result & (UNUSED | {"lightning_fabric", "sympy"}) == set()  # sympy: torch._dynamo was loaded
 
 
 @pytest.mark.parametrize(
