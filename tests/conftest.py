@@ -8,13 +8,9 @@ import pytest
 import torch
 from hypothesis import settings
 
-from glissando import imports, precision
 from glissando import machine as program
+from glissando import precision
 from glissando.cache_directory import cache_dir
-from glissando.compare.probes import PROBES
-from glissando.data.corpora import CORPORA
-from glissando.depth import DEPTHS
-from glissando.mixers import MIXERS
 from glissando.training.language_task import LanguageTask
 
 # Tests move the user's cache directory, and the programs that they start would compile every kernel anew.
@@ -33,6 +29,7 @@ if sys.platform != "win32":  # which has no such locks
 
 # Trainings compute in float32 unless a test asks for more, so that they end alike on every processor.
 import machine  # noqa: F401  before it is replaced
+import registries
 
 # Three processes of git for each training, and the answer is the same.
 program.git_state = functools.cache(program.git_state)
@@ -53,15 +50,6 @@ def _reproducible():
 
 
 @pytest.fixture(autouse=True)
-def _registries_as_they_were(monkeypatch):
-    """What a test registers, itself or through a file or a page that it executes, is forgotten after it."""
-    for registry in (MIXERS, DEPTHS, CORPORA):
-        monkeypatch.setattr(registry, "_classes", dict(registry._classes))
-        monkeypatch.setattr(registry, "options", dict(registry.options))
-    monkeypatch.setattr(imports, "_imported", dict(imports._imported))
-    probes = dict(PROBES)
-    yield
-    for name in [name for name in sys.modules if name.startswith("imported_")]:
-        del sys.modules[name]
-    PROBES.clear()
-    PROBES.update(probes)
+def _registries_as_they_were():
+    with registries.registries_as_they_were():
+        yield

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from registries import registries_as_they_were
 from serving import serving
 from torch import nn
 
@@ -37,10 +38,21 @@ TINY = [
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory) -> Path:
-    """A directory with a copy of the example, `mine.py`, and what it has written as a program."""
+    """A directory with a copy of the example, `mine.py`, and a run of its mixer."""
     place = tmp_path_factory.mktemp("outside")
     shutil.copy(EXAMPLE, place / "mine.py")
-    command = [sys.executable, "-W", "error", str(place / "mine.py"), "--quick", "--out", str(place / "out")]
+    mixer = ["--import", str(place / "mine.py"), "--model.mixer", "average", "--model.mixer.decay", "0.8"]
+    steps = ["--preset", "transformer-nano", "--training.steps", "4", "--out", str(place / "out" / "average")]
+    with registries_as_they_were():
+        assert main(["train", *steps, *mixer, *TINY]) == 0
+    return place
+
+
+@pytest.fixture(scope="module")
+def program(tmp_path_factory) -> Path:
+    """What the example has written as a program."""
+    place = tmp_path_factory.mktemp("program")
+    command = [sys.executable, "-W", "error", str(EXAMPLE), "--quick", "--out", str(place)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     (place / "stdout").write_text(done.stdout)
@@ -66,31 +78,32 @@ def fails(capsys, *arguments: object, status: int = 2) -> str:
 
 
 @pytest.mark.slow
-def test_the_example_checks_trains_writes_and_compares(place):
-    printed = (place / "stdout").read_text()
+def test_the_example_checks_trains_writes_and_compares(program):
+    printed = (program / "stdout").read_text()
     assert "obeys the laws" in printed
     assert printed.count("$ glissando") == 3
+    assert (program / "average/imports/add_a_mixer.py").read_bytes() == EXAMPLE.read_bytes()
+    compared = (program / "compared/report.md").read_text()
+    assert "average" in compared
+    assert "transformer-nano" in compared
+    spent = {}
+    for name in ("transformer-nano", "average"):
+        (measured,) = (program / "compared/runs" / name).glob("*/measured.json")
+        spent[name] = json.loads(measured.read_text())["spent"]
+    assert spent["transformer-nano"]["flops"] > 0
+    assert spent["average"]["flops"] is None
+
+
+def test_a_run_has_a_copy_of_the_file_and_nothing_is_logged_or_counted_without_functions_for_it(place):
     config = yaml.safe_load((place / "out/average/config.yaml").read_text())
     assert config["model"]["mixer"] == {"kind": "average", "decay": 0.8}
     assert config["imports"] == [str(place / "mine.py")]
     assert (place / "out/average/imports/mine.py").read_bytes() == EXAMPLE.read_bytes()
     assert "imports/mine.py" in json.loads((place / "out/average/manifest.json").read_text())["files"]
-    compared = (place / "out/compared/report.md").read_text()
-    assert "average" in compared
-    assert "transformer-nano" in compared
-
-
-def test_without_functions_for_it_nothing_is_logged_or_counted(place):
     with open(place / "out/average/metrics.csv", encoding="utf-8") as file:
         rows = list(csv.DictReader(file))
     assert {row["flops"] for row in rows} == {""}
     assert not any(name.startswith(("tau", "energy")) for name in rows[0])
-    spent = {}
-    for name in ("transformer-nano", "average"):
-        (measured,) = (place / "out/compared/runs" / name).glob("*/measured.json")
-        spent[name] = json.loads(measured.read_text())["spent"]
-    assert spent["transformer-nano"]["flops"] > 0
-    assert spent["average"]["flops"] is None
 
 
 @pytest.mark.parametrize("command", ["generate", "evaluate", "serve", "steer", "grow", "train"])
