@@ -73,26 +73,27 @@ def test_help_is_quick_and_needs_no_torch():
     assert all(command in done.stdout for command in COMMANDS)
 
 
-@pytest.mark.parametrize("columns", ["60", "90", "200"])
 @pytest.mark.parametrize("command", [*COMMANDS, *installed()])
-def test_every_command_shows_a_real_example(command: str, columns: str, capsys, monkeypatch):
-    monkeypatch.setenv("COLUMNS", columns)
-    with pytest.raises(SystemExit) as stop:
-        main([command, "--help"])
-    assert stop.value.code == 0
-    shown = capsys.readouterr().out
-    assert f"example: glissando {command}" in " ".join(shown.split())
-    assert max(map(len, shown.splitlines())) <= min(100, max(80, int(columns)))
+def test_every_command_shows_a_real_example(command: str, capsys, monkeypatch):
+    for columns in (60, 90, 200):
+        monkeypatch.setenv("COLUMNS", str(columns))
+        with pytest.raises(SystemExit) as stop:
+            main([command, "--help"])
+        assert stop.value.code == 0
+        shown = capsys.readouterr().out
+        assert f"example: glissando {command}" in " ".join(shown.split())
+        assert max(map(len, shown.splitlines())) <= min(100, max(80, columns))
 
 
-@pytest.mark.parametrize("command", ["generate", "serve", "steer", "presets", "corpora", "evaluate"])
-def test_help_of_what_only_uses_a_run_needs_no_torch(command):
+def test_help_of_what_only_uses_a_run_needs_no_torch():
     code = (
         "import sys; from glissando.cli import main\n"
-        f"try: main([{command!r}, '--help'])\nexcept SystemExit: pass\n"
-        "sys.exit('torch' in sys.modules)"
+        "for command in sys.argv[1:]:\n"
+        "    try: main([command, '--help'])\n    except SystemExit: pass\n"
+        "    if 'torch' in sys.modules: sys.exit(command)"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    commands = ["generate", "serve", "steer", "presets", "corpora", "evaluate"]
+    done = subprocess.run([sys.executable, "-c", code, *commands], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
 
 
@@ -239,6 +240,7 @@ def test_a_text_that_positions_cut_is_reported(tmp_path, capsys):
 
 def test_a_run_of_a_published_preset_writes_as_published_and_options_win(tmp_path, capsys):
     small = ["--model.hidden_size", "8", "--data.kind", "stories", "--data.seq_len", "32", "--data.valid_rows", "1"]
+    small += ["--model.depth.n_steps", "2", "--training.sample_every", "9"]
     command = ["train", "--preset", "continuous-transformer", *small, "--training.steps", "1"]
     assert main([*command, "--out", str(tmp_path / "run")]) == 0
     command = ["generate", str(tmp_path / "run"), "--prompt", "Once", "--seed", "0", "--step", "plain"]
@@ -355,14 +357,10 @@ def test_presets_and_corpora(capsys):
     [
         (["train", "--preset", "transformer-nan"], "Did you mean 'transformer-nano'"),
         (["train", "--modle.hidden_size", "3"], "Did you mean --model.hidden_size"),
-        (["train", "--steps", "5"], "Did you mean --training.steps?"),
         (["train", "--learning_rate", "3"], "Did you mean --training.optimizer.learning_rate?"),
         (["train", "--data.text.pth", "x"], "Did you mean --data.path?"),
-        (["train", "--model.mixer.hedas", "3"], "Did you mean --model.mixer.heads?"),
-        (["train", "--model.depth.steps", "3"], "Did you mean --model.depth.n_steps?"),
         (["train", "--mixer", "tau"], "Did you mean --model.mixer?"),
         (["train", "--model.logit_scale", "2"], "unknown option --model.logit_scale."),  # growth records it
-        (["train", "--training.learning_rate", "3"], "Did you mean --training.optimizer.learning_rate?"),
         (
             ["train", "--training.steps", "five"],
             "train: --training.steps: expected a whole number, got 'five'\n",
@@ -372,7 +370,6 @@ def test_presets_and_corpora(capsys):
             ["train", "--training.strategy", "dp"],
             "training.strategy: expected 'auto', 'ddp' or 'fsdp', got 'dp'. Did you mean 'ddp'?",
         ),
-        (["train", "--model.hidden_size", "wide"], "model.hidden_size: expected a whole number, got 'wide'"),
         (["train", "--data.kind", "storys", "--training.steps", "1", "--out", "x"], "Did you mean 'stories'"),
         (["train", "--preset", "transformer-nano", "--training.steps", "1"], "--out is missing"),
         (["train", "--preset", "transformer-nano", "--out", "x"], "warmup-cosine needs an end, and no budget is given"),
@@ -386,10 +383,6 @@ def test_presets_and_corpora(capsys):
             "Did you mean 'attention'",
         ),
         (
-            ["train", *TINY, "--data.path", "BOOK", "--training.seed", "-1", "--out", "OUT"],
-            "training.seed: expected a number of at least 0, got -1",
-        ),
-        (
             ["train", "--from", "RUN", "--training.steps", "1", "--data.tokenizer.kind", "bpe", "--out", "OUT"],
             "their own",
         ),
@@ -397,13 +390,10 @@ def test_presets_and_corpora(capsys):
             ["train", *TINY, "--data.path", "BOOK", "--model.block.conv_width", "-1", "--out", "OUT"],
             "model.block.conv_width: expected a number of at least 0, got -1",
         ),
-        (["train", "--resume", "nowhere"], "nowhere"),
         (["train", "--resume", "x", "--training.steps", "9"], "takes no other option"),
-        (["generate", "nowhere"], "no run at nowhere"),
         (["generate"], "the following arguments are required: RUN"),
         (["generate", "RUN", "--max_tokens", "many"], "--max_tokens: expected a whole number, got 'many'\n"),
         (["generate", "RUN", "--top_p", "x"], "--top_p: expected a number, got 'x'\n"),
-        (["generate", "RUN", "--prompt"], "--prompt: expected a value\n"),
         (["generate", "RUN", "--prompt", "--top_k", "3"], "--prompt: expected a value\n"),
         (["train", "--data.path"], "--data.path: expected a value\n"),
         (["train", "--model.mixer", "["], "--model.mixer: '[' is not YAML"),
@@ -422,19 +412,16 @@ def test_presets_and_corpora(capsys):
             ["train", "--training.freeze", "embedding.*"],
             "training.freeze: expected a list, got 'embedding.*'; a list is written as '[",
         ),
-        (["generate", "RUN", "--temperature", "-1"], "must be a number from 0"),
         (["generate", "RUN", "--temperature", ".nan"], "must be a number from 0"),
         (["generate", "RUN", "--seed", str(2**70)], "seed must be a whole number"),
         (["evaluate", "RUN", "--file", "nowhere.txt"], "there is no file nowhere.txt; check --file"),
-        (["presets", "transformer-nan"], "Did you mean 'transformer-nano'"),
-        (["corpora", "storys"], "Did you mean 'stories'"),
         (["events", "example", "--process", "hawks1"], "Did you mean 'hawkes1'"),
     ],
 )
 def test_mistakes_get_one_clear_line(arguments, message, run, book, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     given = {"RUN": run, "BOOK": book, "OUT": tmp_path / "x"}
-    missing = message in ("nowhere", "no run at nowhere", "there is no file nowhere.txt; check --file")
+    missing = message == "there is no file nowhere.txt; check --file"
     error = fails(capsys, *[given.get(a, a) for a in arguments], status=1 if missing else 2)
     assert message in error
     assert error.count("\n") <= 3

@@ -59,16 +59,13 @@ def test_an_empty_key_in_the_environment_is_no_key(monkeypatch, capsys):
 
 
 @pytest.mark.parametrize("path", ["#1.txt", "~", "null", "a b.txt", "007", "yes", "2e6", "[a]", "-"])
-@pytest.mark.parametrize("inline", [True, False])
-def test_the_name_of_a_file_is_what_was_typed(path, inline, capsys):
-    given = [f"--data.path={path}"] if inline else ["--data.path", path]
-    assert main(["train", *TINY, *given, "--print_config"]) == 0
-    assert yaml.safe_load(capsys.readouterr().out)["data"]["path"] == (None if path == "null" else path)
+def test_the_name_of_a_file_is_what_was_typed(path, capsys):
+    for given in ([f"--data.path={path}"], ["--data.path", path]):
+        assert main(["train", *TINY, *given, "--print_config"]) == 0
+        assert yaml.safe_load(capsys.readouterr().out)["data"]["path"] == (None if path == "null" else path)
 
 
-@pytest.mark.parametrize(
-    "text", ["a 🎉 b", "🎉", "日本語", "\x7f\x85\u2028\ufffe\ufeff", "'\"\\", "# x", "x " * 3000, ""]
-)
+@pytest.mark.parametrize("text", ["a 🎉 b", "日本語\x7f\x85\u2028\ufffe\ufeff", "# '\"\\", "x " * 1500, ""])
 def test_any_text_is_a_prompt(text, place, capsys):
     assert main(["generate", str(place / "run"), "--prompt", text, "--stop", "🎉", "--max_tokens", "1"]) == 0
     assert capsys.readouterr().out.startswith(text)

@@ -30,26 +30,26 @@ CALLS = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("cls", SECTIONS, ids=lambda cls: cls.__name__)
-def test_every_option_has_a_text_of_its_own(cls):
-    texts = documented(cls)
-    names = [field.name for field in dataclasses.fields(cls) if not is_section(hints_of(cls)[field.name])]
-    assert set(names) <= set(texts), "an option without a text"
-    assert len({texts[name] for name in names}) == len(names), "two options with one text"
-    assert set(texts) <= {field.name for field in dataclasses.fields(cls)}, "a text of no option"
+def test_every_option_has_a_text_of_its_own():
+    for cls in SECTIONS:
+        texts = documented(cls)
+        names = [field.name for field in dataclasses.fields(cls) if not is_section(hints_of(cls)[field.name])]
+        assert set(names) <= set(texts), f"{cls.__name__}: an option without a text"
+        assert len({texts[name] for name in names}) == len(names), f"{cls.__name__}: two options with one text"
+        assert set(texts) <= {field.name for field in dataclasses.fields(cls)}, f"{cls.__name__}: a text of no option"
 
 
-@pytest.mark.parametrize("call", CALLS, ids=lambda call: call.__qualname__)
-def test_every_argument_has_a_line_of_the_table(call):
+def test_every_argument_has_a_line_of_the_table():
     """Under `Args:`, which the API page shows as a table."""
-    section = re.search(r"\nArgs:\n(.*?)(?:\n\n|\Z)", inspect.getdoc(call), re.DOTALL)[1]
-    documented_names = re.findall(r"^    \**(\w+): ", section, re.MULTILINE)
-    names = [name for name in inspect.signature(call).parameters if name != "self"]
-    if call is glissando.generate:  # whose others are those of `stream`
-        names = names[:2]
-        others = [name for name in inspect.signature(call).parameters if name not in names]
-        assert set(others) <= set(inspect.signature(glissando.stream).parameters)
-    assert documented_names == names
+    for call in CALLS:
+        section = re.search(r"\nArgs:\n(.*?)(?:\n\n|\Z)", inspect.getdoc(call), re.DOTALL)[1]
+        documented_names = re.findall(r"^    \**(\w+): ", section, re.MULTILINE)
+        names = [name for name in inspect.signature(call).parameters if name != "self"]
+        if call is glissando.generate:  # whose others are those of `stream`
+            names = names[:2]
+            others = [name for name in inspect.signature(call).parameters if name not in names]
+            assert set(others) <= set(inspect.signature(glissando.stream).parameters)
+        assert documented_names == names, call.__qualname__
 
 
 @pytest.mark.parametrize("command", [*COMMANDS, *installed()])

@@ -81,6 +81,7 @@ def test_what_a_mixer_returns(broken: str, got: str, monkeypatch: pytest.MonkeyP
         model_of_looping()(torch.zeros(2, 4, dtype=torch.int64))
 
 
+@pytest.mark.slow  # PyTorch's exporter takes seconds to give up
 def test_a_mixer_that_cannot_be_traced_is_named(tmp_path):
     model = model_of_looping()
     model.save(tmp_path / "run")
@@ -206,7 +207,7 @@ def test_a_file_that_exists_is_one_status_for_all_commands(tmp_path, capsys):
 def series(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> list[str]:
     """Options that read a file of oscillators."""
     path = tmp_path / "osc.csv"
-    assert main(["series", "example", "--out", str(path)]) == 0
+    assert main(["series", "example", "--count", "8", "--out", str(path)]) == 0
     return ["--data.path", str(path), "--data.time", "t", "--data.group", "series"]
 
 

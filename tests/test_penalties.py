@@ -55,11 +55,11 @@ def test_the_engine_writes_what_generate_does(model):
     for number, kind in enumerate(kinds):
         biases = tuple(kind.get("logit_bias", {}).items())
         sampling = Sampling(0.8, None, None, number, **{**kind, "logit_bias": biases})
-        request = request_for(model, "Once upon", 30)
+        request = request_for(model, "Once upon", 15)
         listeners.append(Listener())
-        engine.submit(type(request)(request.ids, 30, sampling), [listeners[-1]])
+        engine.submit(type(request)(request.ids, 15, sampling), [listeners[-1]])
     run_down(engine)
-    expected = [generate(model, "Once upon", max_tokens=30, seed=n, **kind)[0] for n, kind in enumerate(kinds)]
+    expected = [generate(model, "Once upon", max_tokens=15, seed=n, **kind)[0] for n, kind in enumerate(kinds)]
     assert [each.text for each in listeners] == expected
     assert len(set(expected)) == 4
 

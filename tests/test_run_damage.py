@@ -42,7 +42,7 @@ from glissando.training.fit import resume, train
 from glissando.training.progress import Progress
 from glissando.yaml_files import read_yaml
 
-BPE = {"data.tokenizer": {"kind": "bpe", "vocab_size": 300}, "training": {"steps": 6, "save_every": 3}}
+BPE = {"data.tokenizer": {"kind": "bpe", "vocab_size": 300}, "training": {"steps": 6, "save_every": 2}}
 SMALL = ["config.yaml", "environment.json", "tokenizer.json"]
 
 
@@ -62,13 +62,21 @@ def run(finished, tmp_path):
     return Path(shutil.copytree(finished, tmp_path / "run"))
 
 
+@pytest.fixture(scope="module")
+def cut_short(tmp_path_factory):
+    """A run whose newest checkpoint is that of step 4 of 6, behind that of step 2."""
+    folder = tmp_path_factory.mktemp("cut")
+    with pytest.MonkeyPatch.context() as patched:
+        crash_in(patched, 6, Crash())
+        with pytest.raises(Crash):
+            train(configuration(folder, BPE), folder / "run")
+    return folder / "run"
+
+
 @pytest.fixture
-def broken_off(tmp_path, monkeypatch):
-    """A run whose newest checkpoint is that of step 3 of 6."""
-    crash_in(monkeypatch, 5, Crash())
-    with pytest.raises(Crash):
-        train(configuration(tmp_path, BPE), tmp_path / "run")
-    return tmp_path / "run"
+def broken_off(cut_short, tmp_path):
+    """A copy of it, which a test may damage."""
+    return Path(shutil.copytree(cut_short, tmp_path / "run", symlinks=True))
 
 
 def flip(path, position=None, bit=1):
@@ -116,25 +124,19 @@ def test_a_damaged_log_is_an_error_that_names_it(broken_off, damage):
     damage(broken_off / "metrics.csv")
     with pytest.raises(RunError, match=r"metrics\.csv is (damaged|missing): the checkpoint knows [\d,]+ bytes of it"):
         resume(broken_off)
-    (broken_off / "metrics.csv").write_bytes(before + b"4,torn")
+    (broken_off / "metrics.csv").write_bytes(before + b"5,torn")
     resume(broken_off)
 
 
 @pytest.mark.parametrize("name", ["tokenizer.json", "model.safetensors", "trainer.json", "trainer.safetensors"])
-def test_a_run_with_a_damaged_checkpoint_goes_on_from_the_one_that_is_named(tmp_path, monkeypatch, name):
-    steps, run = {"training": {"steps": 4, "save_every": 1, "validate_every": 9}}, tmp_path / "run"
-    whole = train(configuration(tmp_path, steps), tmp_path / "whole")
-    with monkeypatch.context() as patched:
-        crash_in(patched, 4, Crash())
-        with pytest.raises(Crash):
-            train(configuration(tmp_path, steps), run)
-    newest = latest_checkpoint(run)
+def test_a_run_with_a_damaged_checkpoint_goes_on_from_the_one_that_is_named(broken_off, finished, name):
+    newest = latest_checkpoint(broken_off)
     flip(newest / name)
     with pytest.raises(RunError, match=rf"{newest.name}/{name} is damaged.*write the line `latest: step-00000002`"):
-        resume(run)
-    (run / "latest").write_text("latest: step-00000002\n")
-    resume(run)
-    assert_same_tensors(weights(run), weights(whole))
+        resume(broken_off)
+    (broken_off / "latest").write_text("latest: step-00000002\n")
+    resume(broken_off)
+    assert_same_tensors(weights(broken_off), weights(finished))
 
 
 # ---------------------------------------------------------------------- beginnings
@@ -246,8 +248,8 @@ def bomb(merge):
 
 
 HOSTILE_YAML = {
-    "aliases": bomb(False), "merges": bomb(True), "endless": "&a [*a]", "deep": "[" * 5000, "long": "- " * 600_000,
-    "integer": "a: " + "9" * 5000, "base 60": "a: 1" + ":1" * 100_000, "empty": 'a: !!int ""', "date": "!!timestamp x",
+    "aliases": bomb(False), "merges": bomb(True), "endless": "&a [*a]", "deep": "[\n" * 5000, "long": "- " * 600_000,
+    "integer": "a: " + "9" * 5000, "base 60": "a: 1" + ":1" * 10_000, "empty": 'a: !!int ""', "date": "!!timestamp x",
     "latin": "\xe9: 1".encode("latin-1"),
 }  # fmt: skip
 
@@ -262,8 +264,16 @@ def test_an_alias_is_read():
     assert read_yaml("a: &x [1]\nb: *x\nc: {<<: {d: 1}}") == {"a": [1], "b": [1], "c": {"d": 1}}
 
 
-@pytest.mark.parametrize("name", ["config.yaml", "tokenizer.json", "environment.json", MANIFEST, "summary.json"])
-@pytest.mark.parametrize("text", ["[" * 100_000, '{"a": ' * 100_000, '{"files": ' + "9" * 5000 + "}"])
+LINES, LISTS, MAPPINGS, LONG = "[\n" * 5000, "[" * 100_000, '{"a": ' * 100_000, '{"files": ' + "9" * 5000 + "}"
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("config.yaml", LINES), ("config.yaml", LONG), ("tokenizer.json", LISTS), ("tokenizer.json", MAPPINGS),
+        ("environment.json", MAPPINGS), (MANIFEST, LISTS), (MANIFEST, LONG), ("summary.json", MAPPINGS),
+    ],
+)  # fmt: skip
 def test_nesting_ends_as_an_error_that_names_the_file(run, name, text):
     """Listed as if it were meant."""
     for folder in (run, latest_checkpoint(run)):
@@ -313,14 +323,15 @@ CHANGES = {
 
 @pytest.mark.parametrize("kind", ["text", "jsonl"])
 def test_a_text_that_changes_under_a_training_is_trained_on_as_it_was(tmp_path, monkeypatch, kind):
-    values = mapping(tmp_path, {"training": {"steps": 4, "save_every": 2, "validate_every": 4}})
+    values = mapping(tmp_path, {"training": {"steps": 4}})
     path, original = tmp_path / "words.txt", Progress.after_step
     if kind == "jsonl":
         path.write_text("\n".join([json.dumps({"text": path.read_text()[:200]})] * 200))
         values["data"] = {"kind": "jsonl", "path": str(path), "seq_len": 16, "batch_size": 4}
     expected = weights(train(from_dict(RunConfig, values), tmp_path / "expected"))
     text = path.read_bytes()
-    for change in CHANGES.values():
+    changes = CHANGES if kind == "text" else {name: CHANGES[name] for name in ("written over", "removed")}
+    for change in changes.values():
         path.write_bytes(text)
 
         def after_step(self, loop, change=change):

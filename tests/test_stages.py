@@ -31,6 +31,7 @@ from glissando.errors import ConfigError, GlissandoError, RunError
 from glissando.evaluation.scoring import divergence
 from glissando.loading import load_base
 from glissando.presets import load_preset
+from glissando.runs import Run
 from glissando.stages import STAGES, plans, train_stages
 from glissando.training.config import RunConfig
 from glissando.training.fit import resume, train
@@ -69,7 +70,7 @@ def test_training_starts_with_the_weights_of_the_other_run(start, tmp_path):
 
 
 def test_new_parts_are_named(start, tmp_path, capsys):
-    steered(start, tmp_path)
+    steered(start, tmp_path, {"training.steps": 1})
     assert "so they start with new values: depth.control.bias, depth.control.weight" in capsys.readouterr().err
 
 
@@ -199,8 +200,19 @@ def staged(folder: Path, stages: list[dict] = TWO, **shared: object):
     return configuration(folder, SMALL, {"stages": stages, **shared})
 
 
-def test_stages_are_runs_that_start_where_the_one_before_ended(tmp_path):
-    first, second = train_stages(staged(tmp_path), tmp_path / "out")
+#: the second stage saves in between
+SAVING = [TWO[0], {**TWO[1], "training": {**STEER, "save_every": 2}}]
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("whole")
+    train_stages(staged(folder, SAVING), folder / "out")
+    return folder / "out"
+
+
+def test_stages_are_runs_that_start_where_the_one_before_ended(whole):
+    first, second = (Run.open(path) for path in sorted(path for path in whole.iterdir() if path.is_dir()))
     assert [first.path.name, second.path.name] == ["1-pretrain", "2-steer"]
     assert {k: first.read_config()["training"][k] for k in ("tokens", "steps")} == {"tokens": 300, "steps": None}
     assert second.read_config()["start_from"] == str(first.path)
@@ -222,17 +234,14 @@ def test_stages_resume_with_what_is_missing(tmp_path):
     assert_same_tensors(weights(first), weights(tmp_path / "whole" / "1-pretrain"))
 
 
-def test_a_stage_that_was_cut_short_goes_on_from_its_checkpoint(tmp_path, monkeypatch):
-    saving = {"training": {**STEER, "save_every": 2}}
-    stages = [TWO[0], {**TWO[1], **saving}]
-    train_stages(staged(tmp_path, stages), tmp_path / "whole")
+def test_a_stage_that_was_cut_short_goes_on_from_its_checkpoint(whole, tmp_path, monkeypatch):
     # Step 4 is one of the second stage: the first, of 300 tokens, has fewer.
     crash_in(monkeypatch, 4, RuntimeError("power cut"))
     with pytest.raises(RuntimeError, match="power cut"):
-        train_stages(staged(tmp_path, stages), tmp_path / "cut")
+        train_stages(staged(tmp_path, SAVING), tmp_path / "cut")
     monkeypatch.undo()
-    train_stages(staged(tmp_path, stages), tmp_path / "cut")
-    assert_same_tensors(weights(tmp_path / "cut" / "2-steer"), weights(tmp_path / "whole" / "2-steer"))
+    train_stages(staged(tmp_path, SAVING), tmp_path / "cut")
+    assert_same_tensors(weights(tmp_path / "cut" / "2-steer"), weights(whole / "2-steer"))
 
 
 @pytest.mark.slow
@@ -250,7 +259,7 @@ def test_each_of_three_stages_starts_from_the_one_before_with_its_tokenizer(tmp_
 
 
 def test_dials_without_labels_rest_and_that_is_said(tmp_path, capsys):
-    train(configuration(tmp_path, SMALL, DIALS), tmp_path / "run")
+    train(configuration(tmp_path, SMALL, DIALS, {"training.steps": 1}), tmp_path / "run")
     assert "no labels: the dials mood, speech are not trained" in capsys.readouterr().err
 
 

@@ -36,17 +36,17 @@ def sums(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 def test_a_task_of_ones_own(sums, tmp_path, monkeypatch, capsys):
-    training = TrainingConfig(steps=30, accelerator="cpu", precision="32-true", validate_every=10, save_every=10)
+    training = TrainingConfig(steps=12, accelerator="cpu", precision="32-true", validate_every=4, save_every=4)
     training.optimizer.learning_rate, training.schedule.warmup_steps = 0.03, 3
     config = sums.SumsConfig(training=training)
     whole = train(config, tmp_path / "whole")
     printed = capsys.readouterr().err
     assert "running sums (16, 8, 1)" in printed
-    assert "step 30: 1 + 2 + 3 = " in printed
-    assert "(best validation: step 30)" in printed
+    assert "step 12: 1 + 2 + 3 = " in printed
+    assert "(best validation: step 12)" in printed
     losses = [float(row["valid_loss"]) for row in metrics(whole) if row["valid_loss"]]
     assert losses[-1] < 0.8 * losses[0]
-    crash_in(monkeypatch, 16, RuntimeError("a power cut"))
+    crash_in(monkeypatch, 7, RuntimeError("a power cut"))
     with pytest.raises(RuntimeError, match="a power cut"):
         train(config, tmp_path / "cut")
     resumed = resume(tmp_path / "cut", kind=sums.SumsConfig)
