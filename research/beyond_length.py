@@ -12,27 +12,24 @@ RoPE: Su et al. 2021, arXiv 2104.09864. That it does not extrapolate: Press et a
 
 from __future__ import annotations
 
-import argparse
 import math
 import tempfile
 from collections.abc import Sequence
 from itertools import count
 from pathlib import Path
-from typing import Any
 
 import pandas as pd
 import torch
 from torch import Tensor
 
 import glissando
-from glissando.config import from_dict, merge
 from glissando.data.stories.stories import END, generate
 from glissando.evaluation.scoring import token_losses
 from glissando.generation import tokenizer_of
 from glissando.presets import load_preset
 from glissando.training.config import RunConfig
-from glissando.training.fit import resume, train
 from research.intervals import mean_of
+from research.runs import configured, options_of, trained
 
 MODELS = ("transformer-nano", "minimal-transformer-nano", "tauformer-nano")
 FOLDS = (1, 2, 4, 8)
@@ -41,8 +38,7 @@ FOLDS = (1, 2, 4, 8)
 def configuration(name: str, seed: int, length: int, tokens: int) -> RunConfig:
     data = {"seq_len": length, "batch_size": 4, "cut": True, "valid_rows": 32, "seed": seed}
     training = {"tokens": tokens, "seed": seed, "sample_every": 10**6}
-    values: dict[str, Any] = {"data": data, "training": training}
-    return from_dict(RunConfig, merge(RunConfig, load_preset(name), values), "research.beyond_length")
+    return configured(load_preset(name), {"data": data, "training": training})
 
 
 def held_out(model: glissando.LanguageModel, rows: int, length: int) -> Tensor:
@@ -86,7 +82,7 @@ def table(name: str, seed: int, whole: Tensor, within: Tensor, length: int) -> p
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = options_of(__doc__)
     add = parser.add_argument
     add("--out", type=Path, help="runs; one that is there is gone on with, or read (default: a temporary directory)")
     add("--models", nargs="+", default=list(MODELS), metavar="PRESET", help=f"(default: {' '.join(MODELS)})")
@@ -100,9 +96,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     torch.set_num_threads(1)
     for name in o.models:
         for seed in o.seeds:
-            run = out / f"{name}-{seed}"
-            resume(run) if run.exists() else train(configuration(name, seed, length, tokens), run)
-            model = glissando.load(run).eval()
+            model = trained(configuration(name, seed, length, tokens), out / f"{name}-{seed}")
             ids = held_out(model, rows, length * FOLDS[-1])
             tables.append(table(name, seed, bits(model, ids), bits_within(model, ids, length), length))
             print(tables[-1].round(4).to_string(index=False), flush=True)

@@ -16,7 +16,6 @@ all places. A negative difference is a gain. Pieces left over behind the last wh
 
 from __future__ import annotations
 
-import argparse
 import math
 import sys
 from pathlib import Path
@@ -26,14 +25,14 @@ from torch import Tensor
 from tqdm import tqdm
 
 import glissando
-from glissando.errors import RunError
 from glissando.evaluation.scoring import token_losses
 from glissando.generation import tokenizer_of
 from research.intervals import Gap, mean_of
+from research.runs import opened, options_of
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = options_of(__doc__)
     parser.add_argument("runs", nargs="*", help="trained runs; without any, a model that was not trained")
     parser.add_argument("--text", type=Path, metavar="FILE", help="UTF-8, held out; by default the built-in stories")
     parser.add_argument("--piece", type=int, default=1024, help="P, bytes of a piece (default: 1024)")
@@ -135,16 +134,6 @@ def bits_and_sizes(model: glissando.LanguageModel, row: str) -> Tensor:
 
 def written(gap: Gap) -> str:
     return f"{gap.value:+.4f} +- {gap.half:.4f}"
-
-
-def opened(run: str | None) -> glissando.LanguageModel:
-    if run is None:
-        torch.manual_seed(0)
-        return glissando.LanguageModel.from_preset("transformer-nano").eval()
-    try:
-        return glissando.load(run).eval()
-    except RunError as error:
-        sys.exit(str(error))
 
 
 def read(path: Path | None) -> bytes:

@@ -7,16 +7,14 @@ Each row of the runs' held-out text begins with an empty state, and each of its 
 
 from __future__ import annotations
 
-import argparse
+from itertools import islice
 
 import torch
 
-from glissando.config import from_dict
-from glissando.data.corpora import CORPORA, build_corpus
 from glissando.decoding.decoder import Decoder
 from glissando.evaluation.scoring import Score
 from glissando.loading import load
-from glissando.runs import Run
+from research.runs import corpus_of, options_of
 
 _BATCHES, _ROWS = 4, 8
 
@@ -25,8 +23,7 @@ _BATCHES, _ROWS = 4, 8
 def bits(run: str) -> dict[str, float]:
     """Bits per byte with caches in float32 and in bf16, on the same batches."""
     model = load(run).eval()
-    corpus = build_corpus(from_dict(CORPORA.section(), Run.open(run).read_config()["data"], "data"), model.tokenizer)
-    batches = [batch for batch, _ in zip(corpus.batches("valid"), range(_BATCHES), strict=False)]
+    batches = list(islice(corpus_of(run, model).batches("valid"), _BATCHES))
     found = {}
     for caches in ("float32", "bf16"):
         decoder, score = Decoder(model, caches=caches), Score()
@@ -38,7 +35,7 @@ def bits(run: str) -> dict[str, float]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = options_of(__doc__)
     parser.add_argument("runs", nargs="+", help="run directories")
     options = parser.parse_args()
     torch.set_num_threads(1)

@@ -22,7 +22,6 @@ The spread is (p95 - p5) / median of the energies of the first layer's keys.
 
 from __future__ import annotations
 
-import argparse
 import json
 from collections.abc import Sequence
 from functools import partial
@@ -39,6 +38,7 @@ from research.audit.claim import Plan
 from research.audit.tau.training import Size, key_energies, tau_mixers
 from research.audit.training import Learning, cosine, held_out, learn, losses, read_bytes, seeded
 from research.intervals import Gap, gap_of, mean_of
+from research.runs import options_of
 
 RATE, START = 4e-3, 0.2
 WAYS = ("fixed", "start", "periodic", "drift")
@@ -173,7 +173,7 @@ def stopping(plan: Plan, out: Path | None) -> pd.DataFrame:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = options_of(__doc__)
     parser.add_argument("--out", type=Path, help="trainings and tables; a training that is there is read")
     parser.add_argument("--steps", type=int, help="steps of each training (default: 300)")
     parser.add_argument("--seeds", type=int, default=3, help="(default: 3)")

@@ -14,7 +14,6 @@ mean of sqrt(2 t (1 - t) / (pi N)).
 
 from __future__ import annotations
 
-import argparse
 import math
 from collections.abc import Sequence
 from dataclasses import replace
@@ -31,6 +30,7 @@ from glissando.data.stories.oracle import word_mood
 from glissando.evaluation.scoring import wilson
 from glissando.evaluation.steering import Trial, isotonic, trial
 from glissando.generation import tokenizer_of
+from research.runs import options_of
 
 VALUES = (-1.0, -0.5, 0.0, 0.5, 1.0)
 
@@ -68,7 +68,7 @@ def inverse(values: Sequence[float], measured: Sequence[float], wanted: float) -
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = options_of(__doc__)
     add = parser.add_argument
     add("run", nargs="?", default="dial", help="a run with dials, trained on the stories (default: dial)")
     add("--dial", default="mood", help="(default: mood)")

@@ -15,7 +15,6 @@ Jeddi et al. 2026 (LoopFormer), arXiv 2602.11451; Prairie et al. 2026 (Parcae), 
 
 from __future__ import annotations
 
-import argparse
 import math
 import tempfile
 from collections.abc import Sequence
@@ -32,15 +31,14 @@ from torch import Tensor, nn
 from tqdm import tqdm
 
 import glissando
-from glissando.config import from_dict, merge, options
+from glissando.config import options
 from glissando.depth.flow import FlowConfig, FlowDepth, FlowField
 from glissando.depth.solvers import integrate
 from glissando.generation import tokenizer_of
 from glissando.presets import load_preset
-from glissando.storage import write_atomic
 from glissando.training.config import RunConfig
-from glissando.training.fit import resume, train
 from research.flow_steps import Setting, solved_with
+from research.runs import configured, options_of, recorded, trained
 from research.where_bits_go import Piece, kinds_of_tokens, stories, tokens
 
 STEPS = (1, 2, 4, 8)
@@ -138,7 +136,7 @@ def configuration(name: str, seed: int, changes: dict[str, Any]) -> RunConfig:
         },
         "training": {"tokens": 667_000, "precision": "32-true", "sample_every": 10**6, "seed": seed},
     }  # fmt: skip
-    return from_dict(RunConfig, merge(RunConfig, preset, values, changes), "research.elastic_depth")
+    return configured(preset, values, changes)
 
 
 @torch.no_grad()
@@ -194,7 +192,7 @@ def summary(table: pd.DataFrame) -> pd.DataFrame:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = options_of(__doc__)
     add = parser.add_argument
     add("--out", type=Path, help="runs; one that is there is gone on with, or read (default: a temporary directory)")
     add("--models", nargs="+", choices=MODELS, default=list(MODELS), metavar="NAME", help=f"of {', '.join(MODELS)}")
@@ -205,19 +203,15 @@ def main(arguments: Sequence[str] | None = None) -> None:
     short = {"tokenizer": {"kind": "bytes"}, "batch_size": 1, "valid_rows": 1}
     changes: dict[str, Any] = {"training": {"tokens": 64}, "data": short} if o.quick else {}
     torch.set_num_threads(1)
-    pieces, record = list(stories(2 if o.quick else STORIES)), out / "elastic.csv"
+    pieces = list(stories(2 if o.quick else STORIES))
     for seed in o.seeds:
         for model in o.models:
-            run = out / f"{model}-{seed}"
-            resume(run) if run.exists() else train(configuration(model, seed, changes), run)
-            new = summary(read(glissando.load(run).eval(), pieces)).round(5)
+            made = trained(configuration(model, seed, changes), out / f"{model}-{seed}")
+            new = summary(read(made, pieces)).round(5)
             new.insert(0, "model", model)
             new.insert(1, "seed", seed)
             print(new.to_string(index=False))
-            if record.is_file():
-                old = pd.read_csv(record)
-                new = pd.concat([old[(old.model != model) | (old.seed != seed)], new])
-            write_atomic(record, new.to_csv(index=False).encode())
+            recorded(out / "elastic.csv", new, ["model", "seed"])
 
 
 if __name__ == "__main__":

@@ -16,7 +16,6 @@ distances up to `longest`. Then one held-out stream for each k is read once, wit
 
 from __future__ import annotations
 
-import argparse
 import math
 import tempfile
 from collections.abc import Iterator, Sequence
@@ -32,16 +31,15 @@ import torch
 from tqdm import trange
 
 import glissando
-from glissando.config import from_dict, merge, options
+from glissando.config import options
 from glissando.data.base import IGNORED, WHOLE, Batch, RowCorpus, Shard, shard_rows
 from glissando.data.corpora import GeneratedOptions
 from glissando.data.tokenizers import NumberTokenizer, Tokenizer
 from glissando.decoding import computing
 from glissando.evaluation.scoring import token_losses
 from glissando.state import state_bytes
-from glissando.storage import write_atomic
 from glissando.training.config import RunConfig
-from glissando.training.fit import resume, train
+from research.runs import configured, options_of, recorded, trained
 
 SET, GET, KEYS, VALUES, FILLERS = 1, 2, 65, 64, 64
 FIRST_KEY, FIRST_VALUE, FIRST_FILLER, VOCABULARY = np.cumsum([3, KEYS, VALUES, FILLERS]).tolist()
@@ -176,7 +174,7 @@ def configuration(name: str, runs: Path, changes: dict[str, Any]) -> RunConfig:
         },
     }  # fmt: skip
     values["model"]["block"] = {"conv_width": 4, "mlp": {"hidden": hidden}}
-    return from_dict(RunConfig, merge(RunConfig, values, own, changes), "research.forgetting")
+    return configured(values, own, changes)
 
 
 @torch.no_grad()
@@ -211,7 +209,7 @@ def remembered(
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = options_of(__doc__)
     add = parser.add_argument
     add("--out", type=Path, help="runs; one that is there is gone on with, or read (default: a temporary directory)")
     add("--models", nargs="+", choices=MODELS, default=list(MODELS), metavar="NAME", help=f"of {', '.join(MODELS)}")
@@ -222,17 +220,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
     changes = {"training": {"steps": 2}, "data": {"seq_len": 64, "valid_rows": 4}} if o.quick else {}
     torch.set_num_threads(1)
     for model in o.models:
-        run = out / model
-        resume(run) if run.exists() else train(configuration(model, out, changes), run)
-        trained = glissando.load(run).eval()
-        about = {"model": model, "parameters": trained.num_parameters()}
+        made = trained(configuration(model, out, changes), out / model)
+        about = {"model": model, "parameters": made.num_parameters()}
         length = 6_000 if o.quick else LENGTH
-        new = pd.DataFrame([about | row for row in remembered(trained, length, edges=o.edges)])
+        new = pd.DataFrame([about | row for row in remembered(made, length, edges=o.edges)])
         print(new.to_string(index=False))
-        record = out / "forgetting.csv"
-        if record.is_file():
-            new = pd.concat([pd.read_csv(record).query("model != @model"), new])
-        write_atomic(record, new.to_csv(index=False).encode())
+        recorded(out / "forgetting.csv", new, ["model"])
 
 
 if __name__ == "__main__":

@@ -7,7 +7,6 @@ RUN is a run or the name of a preset, whose new weights are drawn. A matrix has 
 
 from __future__ import annotations
 
-import argparse
 from pathlib import Path
 
 import torch
@@ -17,6 +16,7 @@ from glissando import load
 from glissando.evaluation.figures import figure_and_axes
 from glissando.model import LanguageModel
 from glissando.presets import preset_names
+from research.runs import options_of
 
 #: of a model with more, no square would be visible
 MOST = 10_000
@@ -101,7 +101,7 @@ def plot_parameters(model: LanguageModel, target: Path) -> Path:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = options_of(__doc__)
     parser.add_argument("run")
     parser.add_argument("picture", type=Path)
     options = parser.parse_args()

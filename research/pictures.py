@@ -13,7 +13,6 @@ Each writes its CSV into docs/comparison.
 
 from __future__ import annotations
 
-import argparse
 import csv
 import json
 import statistics
@@ -31,6 +30,7 @@ import glissando
 from glissando.metrics import read_metrics
 from glissando.mixers.spectral import Spectral
 from glissando.runs import METRICS
+from research.runs import options_of
 
 FOLDER = Path(__file__).resolve().parent.parent / "docs" / "comparison"
 #: what is recommended, the baseline, and a model without attention of each other kind
@@ -211,7 +211,7 @@ def growth(stages: Path) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = options_of(__doc__)
     records = {draw.__name__: draw for draw in (decoding, flow, forecast, hazard, kernels, dial, growth)}
     parser.add_argument("record", choices=records)
     parser.add_argument("source", type=Path, nargs="*", help="what the record is read from, if it is not measured here")

@@ -25,9 +25,7 @@ import yaml
 import glissando
 from glissando.cli import main as command
 from glissando.cli.evaluate import measure
-from glissando.config import from_dict
 from glissando.data.base import Corpus
-from glissando.data.corpora import CORPORA, build_corpus
 from glissando.errors import RunError
 from glissando.evaluation.carried import score_carried
 from glissando.evaluation.steering import Dials, sweep, trial
@@ -40,6 +38,7 @@ from glissando.quantisation import reduced
 from glissando.runs import METRICS, MODEL, Run
 from glissando.series.evaluation import evaluate as evaluate_series
 from glissando.storage import write_atomic
+from research.runs import corpus_of, options_of
 
 SOURCES = Path(__file__).parent.parent / "models"
 LARGEST = 3_000_000  # bytes of a packed model's weights
@@ -138,9 +137,7 @@ def series_figures(packed: Path) -> dict[str, Any]:
 def figures(packed: Path, data_of: Path) -> dict[str, Any]:
     """Figures of the packed file on the held-out text of the run at `data_of`."""
     model = glissando.load(packed)
-    corpus = build_corpus(
-        from_dict(CORPORA.section(), Run.open(data_of).read_config()["data"], "data"), tokenizer_of(model)
-    )
+    corpus = corpus_of(data_of, model)
     result = measure(model, corpus, 1)
     found: dict[str, Any] = {"bits_per_byte": round(float(str(result["bits_per_byte"])), 4)}
     if corpus.entropy_floor is not None:
@@ -257,15 +254,14 @@ def _series_sections(name: str, front: dict[str, Any]) -> str:
 
 
 def _options() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = options_of(__doc__)
     names = sorted(file.stem for file in SOURCES.glob("*.yaml"))
     parser.add_argument(
         "name", nargs="?", choices=names, default="stories", help="of a file in models/ (default: stories)"
     )
     parser.add_argument("--run", help="where the training lies, or is to lie; default runs/models/NAME")
     parser.add_argument("--quick", action="store_true", help="train for a moment and keep nothing")
-    options = parser.parse_args()
-    return options
+    return parser.parse_args()
 
 
 if __name__ == "__main__":

@@ -9,7 +9,6 @@ where they are not, nothing is written.
 
 from __future__ import annotations
 
-import argparse
 import csv
 import io
 import sys
@@ -22,6 +21,7 @@ from glissando.compare.results import bits_on
 from glissando.runs import CONFIG
 from glissando.storage import write_atomic
 from glissando.yaml_files import read_yaml
+from research.runs import options_of
 
 COLUMNS = (
     "corpus", "bytes", "model", "seed", "learning_rate", "precision", "labels_told", "parameters", "bits_per_byte",
@@ -33,7 +33,7 @@ SAME = ("learning_rate", "precision")
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = options_of(__doc__)
     parser.add_argument("directory", type=Path, help="of a comparison")
     parser.add_argument("--corpus", required=True, help="the text's name in the record")
     parser.add_argument("--bytes", type=float, required=True, help="of text that each run was trained on")

@@ -11,19 +11,18 @@ publication's own claim (about 500 short sequences).
 
 from __future__ import annotations
 
-import argparse
 import tempfile
+from argparse import Namespace
 from pathlib import Path
 from typing import Any
 
 import glissando
-from glissando.config import from_dict, merge
 from glissando.data.corpora import build_corpus
 from glissando.evaluation.pairs import exact_match_rate
 from glissando.presets import load_preset
-from glissando.training.config import RunConfig
 from glissando.training.fit import train
 from research import fixed_pairs  # noqa: F401  registers `fixed-pairs`
+from research.runs import configured, options_of
 
 
 def shape(hidden_size: int, heads: int, head_size: int, ffn: int) -> dict[str, Any]:
@@ -78,7 +77,7 @@ def answer(shape: dict[str, Any], pairs: int | None, seed: int, steps: int) -> d
         "save_every": steps,
     }
     data = {"seq_len": 32, "batch_size": 128, "seed": seed, **fixed}
-    config = from_dict(RunConfig, merge(RunConfig, preset, {"model": shape, "data": data, "training": training}))
+    config = configured(preset, {"model": shape, "data": data, "training": training})
     with tempfile.TemporaryDirectory() as folder:
         model = glissando.load(train(config, Path(folder) / "run").path)
     corpus: Any = build_corpus(config.data, model.tokenizer)
@@ -86,8 +85,8 @@ def answer(shape: dict[str, Any], pairs: int | None, seed: int, steps: int) -> d
     return exact_match_rate(model, pairs_to_answer) | {"parameters": model.num_parameters()}
 
 
-def _options() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+def _options() -> Namespace:
+    parser = options_of(__doc__)
     parser.add_argument("--shapes", nargs="+", default=list(SHAPES), choices=list(SHAPES))
     parser.add_argument("--memorise", nargs="+", type=int, help="numbers of random pairs to memorise")
     parser.add_argument("--steps", type=int, default=4000)

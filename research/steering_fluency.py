@@ -23,7 +23,6 @@ The base is RUN without a control, which training with neutral_kl ties to a mode
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
@@ -38,6 +37,7 @@ from glissando.data.stories.stories import END, grammar
 from glissando.evaluation.scoring import wilson
 from glissando.evaluation.steering import Trial, trial
 from glissando.generation import tokenizer_of
+from research.runs import options_of
 from research.steering.activation_addition import Addition, means, places
 from research.steering.conditional import Conditional
 from research.steering.guidance import Guidance
@@ -116,7 +116,7 @@ def settings(
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = options_of(__doc__)
     add = parser.add_argument
     add("run", nargs="?", default="dial", help="a run with dials, trained on the stories (default: dial)")
     add("--dial", default="mood", help="(default: mood)")

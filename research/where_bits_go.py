@@ -17,7 +17,6 @@ occurred earlier in its row.
 
 from __future__ import annotations
 
-import argparse
 import math
 import re
 import sys
@@ -34,9 +33,9 @@ from tqdm import tqdm
 import glissando
 from glissando.data.stories.stories import END, generate
 from glissando.data.tokenizers import ByteTokenizer, Tokenizer
-from glissando.errors import RunError
 from glissando.evaluation.scoring import token_losses
 from glissando.generation import tokenizer_of
+from research.runs import opened, options_of
 from research.stories.costs import byte_costs, mentions
 
 STORY_KINDS = ("a name", "a name again", "a fact", "a fact again", "a pronoun")
@@ -55,7 +54,7 @@ class Piece(NamedTuple):
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = options_of(__doc__)
     parser.add_argument(
         "runs",
         nargs="*",
@@ -73,10 +72,7 @@ def main() -> None:
             parser.error(f"--{name} is of {'a text, which --text names' if name != 'stories' else 'the stories'}")
         if value is not None and value < 1:
             parser.error(f"--{name} must be at least 1, got {value}")
-    models = [opened(run, options.text is not None) for run in options.runs]
-    if not models:
-        torch.manual_seed(0)
-        models.append(glissando.LanguageModel.from_preset("transformer-nano").eval())
+    models = [checked(run, options.text is not None) for run in options.runs or [None]]
     if options.text is None:
         pieces = stories(2 if options.quick else options.stories or 64)
     else:
@@ -96,12 +92,8 @@ def show(names: tuple[str, ...], kinds: Counter[str], floor: Counter[str] | None
     print(f"{'all':26}{kinds.total():8,}" + "".join(f"{bits.total() / kinds.total():9.4f}" for bits in columns))
 
 
-def opened(run: str, reads_text: bool) -> glissando.LanguageModel:
-    try:
-        model = glissando.load(run).eval()
-    except RunError as error:
-        sys.exit(str(error))
-    tokenizer = tokenizer_of(model)
+def checked(run: str | None, reads_text: bool) -> glissando.LanguageModel:
+    tokenizer = tokenizer_of(model := opened(run))
     if reads_text and not isinstance(tokenizer, ByteTokenizer):
         sys.exit(
             f"{run} does not read bytes, of which the rows of a text are made; train one with "

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import statistics
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
@@ -228,3 +229,9 @@ def seeded(seed: int, make: Callable[[], nn.Module]) -> Any:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         return make()
+
+
+def running_median(values: Sequence[float], window: int) -> list[float]:
+    """The median of `window` values around each one, of fewer at the ends."""
+    half = window // 2
+    return [statistics.median(values[max(0, i - half) : i + half + 1]) for i in range(len(values))]

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from research.audit.claim import Finding, Plan
 from research.audit.hybrid.training import (
@@ -19,10 +20,11 @@ from research.audit.hybrid.training import (
     size_of,
     train,
 )
-from research.audit.training import losses
+from research.audit.training import losses, running_median
 from research.intervals import gap_of
 
 EXPLODING = 100.0  # a norm above it, measured after clipping to 1
+FACTOR = 100.0  # by which the norm of a part that vanishes or explodes departs
 KINDS = {"hybrid": True, "baseline": False}
 
 
@@ -121,10 +123,22 @@ def exploding_corrected(plan: Plan) -> Finding:
 
 def _departed(norms: dict[str, list[float]]) -> dict[str, str]:
     """What left a factor of 100 of its first norm, and how."""
-    from research.gradients import departure, window_of
+    ratios = {part: departure(np.array(each), max(5, len(each) // 10)) for part, each in norms.items()}
+    return {
+        part: f"{'explodes' if ratio > 1 else 'vanishes'} ({ratio:.2g}x)"
+        for part, ratio in ratios.items()
+        if ratio is not None
+    }
 
-    found = {part: departure(np.array(each), window_of(len(each))) for part, each in norms.items()}
-    return {part: f"{what.verb} ({what.ratio:.2g}x)" for part, what in found.items() if what is not None}
+
+def departure(norms: NDArray[np.float64], window: int) -> float | None:
+    """The first ratio, beyond FACTOR, of the median over a window of steps to that over the first window; None for
+    none, for a first median of 0, and for fewer steps than two windows."""
+    first = float(np.median(norms[:window]))
+    if len(norms) < 2 * window or not first > 0:
+        return None
+    later = np.median(np.lib.stride_tricks.sliding_window_view(norms[window:], window), 1) / first
+    return next((float(ratio) for ratio in later if ratio > FACTOR or ratio < 1 / FACTOR), None)
 
 
 def _mean_sd(values: list[float]) -> tuple[float, float]:
@@ -137,14 +151,13 @@ def _pm(both: tuple[float, float]) -> str:
 
 def _draw_training(hybrid: Trained, baseline: Trained, target: Path) -> Path:
     from glissando.evaluation.figures import figure_and_axes
-    from research.gradients import running_median
 
     figure, (left, right) = figure_and_axes(columns=2)
     for name, run, color in (("hybrid", hybrid, "#0b6e99"), ("baseline", baseline, "#c77700")):
         steps = range(1, len(run.losses) + 1)
         window = max(1, len(run.losses) // 25)
         left.plot(steps, run.losses, color=color, alpha=0.25, linewidth=0.8)
-        left.plot(steps, running_median(np.array(run.losses), window), color=color, linewidth=1.8, label=name)
+        left.plot(steps, running_median(run.losses, window), color=color, linewidth=1.8, label=name)
         right.plot(steps, run.before, color=color, linewidth=1.2, label=f"{name}, before clipping")
         right.plot(steps, run.after, color=color, linewidth=1.2, linestyle=":", label=f"{name}, after")
     right.plot(steps, hybrid.parts["ODE block"], color="#2e7d32", linewidth=1.2, label="ODE block, before clipping")

@@ -87,18 +87,14 @@ def _solved(block: ODEBlock, x: Tensor, method: str, n_steps: int, **options: fl
 
 def _run_gaps(plan: Plan) -> dict[str, float]:
     """Those of a run of ours at four steps of each of its methods."""
-    from glissando.config import from_dict
-    from glissando.data.corpora import build_corpus
     from glissando.depth.solvers import TABLEAUS
     from glissando.loading import load
-    from glissando.runs import Run
-    from glissando.training.config import RunConfig
     from research.flow_steps import Setting, distances, one_text, sample
+    from research.runs import corpus_of
 
     assert plan.run is not None
     model = load(plan.run)
-    data = from_dict(RunConfig, {"data": Run.open(plan.run).read_config().get("data", {})}).data
-    row = one_text(sample(build_corpus(data, model.tokenizer), 4096)[0])
+    row = one_text(sample(corpus_of(plan.run, model), 4096)[0])
     found = distances(model, [Setting(method, 4) for method in TABLEAUS], row)
     return {setting.method: gap for setting, gap in found.items()}
 

@@ -145,21 +145,17 @@ def _dials(plan: Plan) -> Dials:
 
     Raises ConfigError for a run without dials.
     """
-    from glissando.config import from_dict
-    from glissando.data.corpora import build_corpus
     from glissando.errors import ConfigError
     from glissando.evaluation.steering import Dials, trial
     from glissando.loading import load
-    from glissando.runs import Run
-    from glissando.training.config import RunConfig
+    from research.runs import corpus_of
 
     assert plan.run is not None
     model = load(plan.run)
     if not model.config.controls:
         raise ConfigError(f"the model of {plan.run} has no dials; train one whose depth.control names them")
-    data = from_dict(RunConfig, {"data": Run.open(plan.run).read_config().get("data", {})}).data
     sizes: dict[str, Any] = {"prompts": 2, "cost_rows": 2, "max_tokens": 8} if plan.quick else {"prompts": 64}
-    return Dials(model, trial(build_corpus(data, model.tokenizer), **sizes))
+    return Dials(model, trial(corpus_of(plan.run, model), **sizes))
 
 
 def _leaning(steered: Steered, values: list[float]) -> np.ndarray:

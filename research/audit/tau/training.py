@@ -33,6 +33,7 @@ from research.audit.training import (
     learn,
     losses,
     read_bytes,
+    running_median,
     seeded,
     tuned,
 )
@@ -254,14 +255,13 @@ def _attends(plan: Plan, nats: float) -> str:
 
 def _draw(plan: Plan, target: Path) -> Path:
     from glissando.evaluation.figures import figure_and_axes
-    from research.gradients import running_median
 
     figure, (axes,) = figure_and_axes()
     colors = {"published": "#b3261e", "T = 1": "#c77700", "learned T": "#0b6e99", "softmax": "#5f6b76"}
     for kind, color in colors.items():
-        losses = np.array(run(plan, kind).curve.losses)
-        smooth = running_median(losses, max(1, len(losses) // 20))
-        axes.plot(range(1, len(losses) + 1), smooth, color=color, linewidth=1.8, label=kind)
+        curve = run(plan, kind).curve.losses
+        smooth = running_median(curve, max(1, len(curve) // 20))
+        axes.plot(range(1, len(curve) + 1), smooth, color=color, linewidth=1.8, label=kind)
     axes.axhline(_bigram(plan), color="#5f6b76", linewidth=1, linestyle="--", label="table of pairs of bytes")
     axes.set(xlabel="steps", ylabel="training loss, nats a byte (running median)")
     axes.set_title("One number a head, T = 1 and learned, beside softmax")
