@@ -88,6 +88,8 @@ DEPTH_VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
 
 #: published sizes are about scale; the laws are about structure
 SMALL = {"vocab_size": 37, "hidden_size": 16, "depth.layers": 2}
+#: Presets and depths have several layers; a mixer is tried in one.
+SINGLE = dict(SMALL, **{"depth.layers": 1})
 
 
 def _overrides(preset: str) -> dict[str, Any]:
@@ -111,7 +113,7 @@ def model_cases() -> dict[str, dict[str, Any]]:
     for name in MIXERS:
         variants = {"default": {}, **MIXER_VARIANTS.get(name, {})}
         for variant, options in variants.items():
-            cases[f"mixer:{name}-{variant}"] = merge(ModelConfig, SMALL, {"mixer": {"kind": name, **options}})
+            cases[f"mixer:{name}-{variant}"] = merge(ModelConfig, SINGLE, {"mixer": {"kind": name, **options}})
     for kind in [kind for kind in DEPTHS if kind != "transformers"]:  # see test_outside_models.py
         for variant, options in DEPTH_VARIANTS.get(kind, {"": {}}).items():
             cases[f"depth:{kind}{variant}"] = merge(
@@ -146,6 +148,25 @@ SHARED = {
 }
 assert {*SHARED, *SHARED.values()} <= CASES.keys()
 DISTINCT = slow_where([*PRESETS, *SHARED], CASES)
+#: A case of each layout of state, for what is done to states whatever a mixer computes with them.
+STATES = [
+    "mixer:attention-default",
+    "mixer:attention-forget-window-grouped",
+    "mixer:attention-previous-window",
+    "mixer:delta-default",
+    "mixer:delta-previous-impulse",
+    "mixer:liquid-default",
+    "mixer:liquid-dense-impulse",
+    "mixer:liquid-published",
+    "mixer:spectral-published",
+    "mixer:tau-gated",
+    "mixer:tau-previous",
+    "depth:discrete-mean-gate",
+    "depth:tied",
+    "depth:flow",
+]
+#: A case of each mixer and of each depth.
+KINDS = [c for c in CASES if c.endswith("-default") or c in ("depth:discrete", "depth:tied", "depth:flow")]
 
 
 def build(case: str, dtype: torch.dtype = torch.float64) -> LanguageModel:

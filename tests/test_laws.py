@@ -9,7 +9,20 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from slow import slow_where
-from subjects import CASES, DISTINCT, PRESETS_SLOW, accepts, build, ragged, random_ids, weigh
+from subjects import (
+    CASES,
+    DISTINCT,
+    KINDS,
+    PRESETS,
+    PRESETS_SLOW,
+    SHARED,
+    STATES,
+    accepts,
+    build,
+    ragged,
+    random_ids,
+    weigh,
+)
 from tolerances import assert_close, assert_tensors_close
 from torch import Tensor
 
@@ -19,16 +32,21 @@ from glissando.model import LanguageModel
 from glissando.state import fit_room, join_rows, leaves, map_state, select_rows, state_bytes
 
 LIMIT = 60  # below every learned position table
-law = settings(max_examples=6, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-cases = pytest.mark.parametrize("case", CASES)
+law = settings(max_examples=4, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 presets_slow = pytest.mark.parametrize("case", PRESETS_SLOW)
 distinct = pytest.mark.parametrize("case", DISTINCT)
+states = pytest.mark.parametrize("case", STATES)
 
 
 def taking(signal: str):
-    """The cases whose models take the signal; presets are slow."""
-    slow = [case for case in CASES if case.startswith("preset:")]
+    """The cases whose models take the signal; presets and what shares the code of another are slow."""
+    slow = [*PRESETS, *SHARED]
     return pytest.mark.parametrize("case", slow_where(slow, [case for case in CASES if signal in accepts(case)]))
+
+
+def at_length(case: str, model: LanguageModel, length: int) -> int:
+    """The length, or as many tokens as the model has positions for; a dense A is applied token by token."""
+    return 40 if "dense" in case else length if model.position_embedding is None else min(length, LIMIT)
 
 
 def in_pieces(
@@ -74,7 +92,7 @@ def test_a_state_of_nothing_is_none():
     assert model(random_ids(model, 1, 3, 0))[1] is None
 
 
-@presets_slow
+@distinct
 @law
 @given(data=st.data())
 def test_split_law(case: str, data: st.DataObject):
@@ -92,32 +110,25 @@ def test_split_law(case: str, data: st.DataObject):
 
 @distinct
 def test_split_law_at_length(case: str):
-    """Where the fast paths run: a long prompt in uneven chunks, then single tokens."""
+    """Where the fast paths run: a long prompt in uneven chunks, then single tokens. Values and gradients behind
+    padding where masks are taken, and values without a mask."""
     model = build(case)
-    length = LIMIT if model.position_embedding is not None else 400
+    length = at_length(case, model, 150)
+    ids = random_ids(model, 4, length, seed=5)
+    mask = ragged(*ids.shape, seed=5) if "mask" in accepts(case) else None
+    check_split(model, ids, [length // 3, length // 2, length - 1], mask)
+    length = at_length(case, model, 300)
     ids = random_ids(model, 2, length, seed=5)
     with torch.no_grad():
-        pieces, _ = in_pieces(model, ids, [length // 3, length // 2, *range(length - 5, length)])
+        pieces, _ = in_pieces(model, ids, [length // 3, length // 2, length - 2, length - 1])
         assert_close(pieces, model(ids)[0], "values")
-
-
-@distinct
-@pytest.mark.parametrize("ends", [pytest.param("full", marks=pytest.mark.slow), "ragged"])
-def test_gradients_of_the_split_law_at_length(case: str, ends: str):
-    if ends == "ragged" and "mask" not in accepts(case):
-        pytest.skip("takes no mask")
-    model = build(case)
-    length = LIMIT if model.position_embedding is not None else 150
-    ids = random_ids(model, 4, length, seed=5)
-    mask = ragged(*ids.shape, seed=5) if ends == "ragged" else None
-    check_split(model, ids, [length // 3, length // 2, length - 3, length - 1], mask)
 
 
 @taking("control")
 @pytest.mark.parametrize("per_token", [False, True], ids=["row", "token"])
-@pytest.mark.parametrize("masked", [False, True], ids=["full", "ragged"])
-def test_split_law_with_control(case: str, per_token: bool, masked: bool):
+def test_split_law_with_control(case: str, per_token: bool):
     """Values, and the gradients of every parameter and of the control, for a dial that stands or turns."""
+    masked = per_token == ("heun" in case)
     model = build(case)
     ids, size = random_ids(model, 4, 13, seed=5), model.depth.control.in_features
     mask = ragged(4, 13, seed=2) if masked else None
@@ -145,10 +156,9 @@ no_time = pytest.mark.filterwarnings("ignore:dt is 0 at some steps")
 
 @no_time
 @taking("dt")
-@pytest.mark.parametrize("masked", [False, True], ids=["full", "ragged"])
-def test_split_law_with_time_steps(case: str, masked: bool):
+def test_split_law_with_time_steps(case: str):
     """Values, and the gradients of every parameter and of the steps, some of which take no time."""
-    model = build(case)
+    model, masked = build(case), not case.endswith("default")
     ids, mask = random_ids(model, 4, 13, seed=5), ragged(4, 13, seed=2) if masked else None
     dt = (3 * torch.rand(4, 13, generator=torch.Generator().manual_seed(3), dtype=torch.float64) - 1).relu()
     dt.requires_grad_()
@@ -214,19 +224,19 @@ def test_answers_depend_on_differences_of_times(case: str):
 def test_donated_states_compute_the_same(case: str):
     """A prompt in chunks, then token by token; ragged, some rows pausing, where masks are taken."""
     model = build(case)
-    ids = random_ids(model, 4, 40, seed=6)
-    mask = ragged(4, 40, seed=6) if "mask" in accepts(case) else None
+    ids = random_ids(model, 4, 24, seed=6)
+    mask = ragged(4, 24, seed=6) if "mask" in accepts(case) else None
     real = torch.ones_like(ids, dtype=torch.bool) if mask is None else mask
     with torch.no_grad():
         whole = model(ids, mask=mask)[0]
-        pieces, state = in_pieces(model, ids, [7, 8, *range(20, 40)], mask, donate=True)
+        pieces, state = in_pieces(model, ids, [7, 8, *range(18, 24)], mask, donate=True)
         assert_close(pieces[real], whole[real], "values")
-        _, kept = in_pieces(model, ids, [7, 8, *range(20, 40)], mask)
+        _, kept = in_pieces(model, ids, [7, 8, *range(18, 24)], mask)
         more = random_ids(model, 4, 2, seed=7)
         assert_close(model(more, state)[0], model(more, kept)[0], "continuation")
 
 
-@presets_slow
+@distinct
 def test_states_are_never_changed_in_place(case: str):
     model = build(case)
     ids = random_ids(model, 2, 9, seed=7)
@@ -239,7 +249,7 @@ def test_states_are_never_changed_in_place(case: str):
     assert torch.equal(first, again)
 
 
-@presets_slow
+@distinct
 @law
 @given(data=st.data())
 def test_causality(case: str, data: st.DataObject):
@@ -284,17 +294,7 @@ def test_batch_law(case: str, data: st.DataObject):
             assert_close(after[row : row + 1], expected, "continuation")
 
 
-@presets_slow
-def test_rows_of_a_state_can_be_taken(case: str):
-    model = build(case)
-    ids, more = random_ids(model, 3, 8, seed=2), random_ids(model, 3, 2, seed=3)
-    with torch.no_grad():
-        _, state = model(ids, model.init_state(3))
-        rows = torch.tensor([2, 0])
-        assert_close(model(more[rows], select_rows(state, rows))[0], model(more, state)[0][rows], "rows")
-
-
-@presets_slow
+@states
 def test_no_rows_go_on_as_no_rows(case: str):
     model = build(case)
     with torch.no_grad():
@@ -303,9 +303,10 @@ def test_no_rows_go_on_as_no_rows(case: str):
     assert logits.shape[:2] == (0, 2)
 
 
-@distinct
+@states
 def test_rows_of_different_states_join(case: str):
-    """Rows that have read 9, 3 and 14 tokens go on together as each goes on alone."""
+    """Rows that have read 9, 3 and 14 tokens go on together as each goes on alone, and so do some of them in another
+    order."""
     model = build(case)
     ids = random_ids(model, 3, 20, seed=5)
     with torch.no_grad():
@@ -315,9 +316,12 @@ def test_rows_of_different_states_join(case: str):
             got, together = model(ids[:, step : step + 1], together, donate=step > 14)
             alone = [model(ids[row : row + 1, step : step + 1], state) for row, (_, state) in enumerate(alone)]
             assert_close(got, torch.cat([logits for logits, _ in alone]), "joined")
+        rows = torch.tensor([2, 0])
+        expected = model(ids[:, 17:19], together)[0][rows]
+        assert_close(model(ids[rows, 17:19], select_rows(together, rows))[0], expected, "taken")
 
 
-@presets_slow
+@states
 def test_room_that_is_cut_is_of_no_value(case: str):
     """A row of 3 tokens that stood beside one of 40 takes what it takes alone, and goes on as it would."""
     model = build(case)
@@ -333,22 +337,20 @@ def test_room_that_is_cut_is_of_no_value(case: str):
             assert_close(got, expected, "in less room")
 
 
-@cases
+@presets_slow
 def test_every_parameter_gets_gradient(case: str):
     model = build(case)
     model.train()
     torch.manual_seed(0)
     control = torch.ones(4, model.depth.control.in_features).double() if "control" in model.depth.accepts else None
-    grads = gradients(model, weigh(model(random_ids(model, 4, 30, seed=4), control=control)[0]))
+    grads = gradients(model, weigh(model(random_ids(model, 4, 12, seed=4), control=control)[0]))
     dead = [n for n, g in grads.items() if not torch.isfinite(g).all() or g.abs().max() == 0]
     assert not dead, f"no gradient: {dead}"
 
 
-@distinct
+@pytest.mark.parametrize("case", [*KINDS, "depth:discrete-mean-gate", "depth:discrete-shortcuts", "depth:flow-heun"])
 def test_computing_again_in_the_backward_pass_changes_nothing(case: str):
     model = build(case)
-    if not hasattr(model.depth, "gradient_checkpointing"):
-        pytest.skip("has no gradient checkpointing")
     ids = random_ids(model, 2, 9, seed=4)
     for cuts in ([], [4, 8]):  # without and with a state, through which gradients flow
         outcomes = []
@@ -370,7 +372,7 @@ def test_a_state_is_computed_again_too():
     assert kept[1] < 0.5 * kept[0]
 
 
-@presets_slow
+@states
 def test_runs_in_bfloat16(case: str):
     model = build(case, torch.float32)
     ids = random_ids(model, 2, 12, seed=8)
@@ -386,7 +388,7 @@ def test_runs_in_bfloat16(case: str):
 
 
 @pytest.mark.parametrize(("how", "donate"), [("autocast", True), ("state", False), ("fine state", True)])
-@pytest.mark.parametrize("case", [c for c in CASES if c.startswith("mixer:") or c == "depth:discrete"])
+@pytest.mark.parametrize("case", [c for c in STATES if c.startswith("mixer:")])
 def test_a_state_keeps_its_own_type(case: str, how: str, donate: bool):
     """Under autocast, or in a type that was asked for: through ragged calls, to about what float32 computes."""
     model = build(case, torch.float32)
