@@ -88,8 +88,6 @@ DEPTH_VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
 
 #: published sizes are about scale; the laws are about structure
 SMALL = {"vocab_size": 37, "hidden_size": 16, "depth.layers": 2}
-#: Presets and depths have several layers; a mixer is tried in one.
-SINGLE = dict(SMALL, **{"depth.layers": 1})
 
 
 def _overrides(preset: str) -> dict[str, Any]:
@@ -113,7 +111,7 @@ def model_cases() -> dict[str, dict[str, Any]]:
     for name in MIXERS:
         variants = {"default": {}, **MIXER_VARIANTS.get(name, {})}
         for variant, options in variants.items():
-            cases[f"mixer:{name}-{variant}"] = merge(ModelConfig, SINGLE, {"mixer": {"kind": name, **options}})
+            cases[f"mixer:{name}-{variant}"] = merge(ModelConfig, SMALL, {"mixer": {"kind": name, **options}})
     for kind in [kind for kind in DEPTHS if kind != "transformers"]:  # see test_outside_models.py
         for variant, options in DEPTH_VARIANTS.get(kind, {"": {}}).items():
             cases[f"depth:{kind}{variant}"] = merge(
@@ -171,8 +169,17 @@ KINDS = [c for c in CASES if c.endswith("-default") or c in ("depth:discrete", "
 
 def build(case: str, dtype: torch.dtype = torch.float64) -> LanguageModel:
     """The case's model in evaluation mode, with weights far enough from zero for every path to matter."""
+    return _moved(case, CASES[case], dtype)
+
+
+def build_one_layer(case: str, dtype: torch.dtype = torch.float64) -> LanguageModel:
+    """As `build`; a case of a mixer has one layer, which is all of it that a law needs. What it writes says little."""
+    return _moved(case, merge(ModelConfig, CASES[case], {"depth.layers": 1} if "mixer:" in case else {}), dtype)
+
+
+def _moved(case: str, config: dict[str, Any], dtype: torch.dtype) -> LanguageModel:
     torch.manual_seed(len(case))
-    model = LanguageModel.from_config(CASES[case]).to(dtype).eval()
+    model = LanguageModel.from_config(config).to(dtype).eval()
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.add_(0.15 * torch.randn_like(parameter))

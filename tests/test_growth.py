@@ -11,7 +11,8 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from subjects import CASES, DISTINCT, SHARED, build, random_ids
+from subjects import CASES, DISTINCT, KINDS, random_ids
+from subjects import build_one_layer as build
 from torch import Tensor
 
 from glissando.config import to_dict
@@ -25,7 +26,7 @@ from glissando.series import SeriesModel
 from glissando.widening import Grows, Reads, tile
 
 BOUND = {torch.float64: 1e-9, torch.float32: 1e-5}
-law = settings(max_examples=3, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+law = settings(max_examples=2, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 distinct = pytest.mark.parametrize("case", DISTINCT)
 
 
@@ -111,12 +112,10 @@ def assert_same(model: LanguageModel, grown: LanguageModel, length: int = 20, se
 
 
 def ways() -> Iterator[Any]:
-    """(case, dtype, whether each axis is tried by itself): of variants `make test` tries one axis and all together."""
-    tried = [case for case in CASES if not case.startswith("preset:") and case not in SHARED]
+    """(case, dtype, whether each axis is tried by itself): `make test` tries each axis of each mixer and depth."""
     for case in CASES:
-        first = case.endswith("-default") or case in ("depth:discrete", "depth:tied", "depth:flow")
         for dtype, each in ((torch.float64, True), (torch.float64, False), (torch.float32, False)):
-            fast = dtype == torch.float64 and each == first and (first or case in tried)
+            fast = case in KINDS and dtype == torch.float64 and each
             name = f"{case}-{'each axis' if each else str(dtype).removeprefix('torch.')}"
             yield pytest.param(case, dtype, each, marks=() if fast else pytest.mark.slow, id=name)
 
@@ -147,13 +146,13 @@ def test_any_growth_is_exact(case: str, data: st.DataObject):
     """Factors of 1 to 3 in any combination, and growing what has grown."""
     model = build(case)
     for seed in range(data.draw(st.integers(1, 2), "growths")):
-        by: dict[str, Any] = {"width": data.draw(st.integers(1, 3), "width"), "seed": seed}
+        by: dict[str, Any] = {"width": data.draw(st.integers(1, 3 - seed), "width"), "seed": seed}
         wanted = data.draw(st.sets(st.sampled_from(sorted(together(model)))), "axes")
         for name in wanted - {"width"}:
             factor = name in ("heads", "ffn", "state")
             by[name] = data.draw(st.integers(1, 3), name) if factor else together(model)[name]
         grown = grow(model, **by, noise=data.draw(st.sampled_from([0.0, 0.2, 0.9]), "noise"))
-        assert_same(model, grown, data.draw(st.integers(3, 20), "length"))
+        assert_same(model, grown, data.draw(st.integers(3, 12), "length"))
         model = grown
 
 
@@ -162,7 +161,8 @@ def test_a_long_text_and_its_masks(case):
     """Where the fast paths run; padding on the left, where masks are taken."""
     model = build(case)
     grown = grow(model, **{name: value for name, value in together(model).items() if name != "vocab"})
-    length = 60 if model.position_embedding is not None else 100  # beyond a block of every kernel
+    # beyond a block of every kernel; a dense A is applied token by token
+    length = 60 if model.position_embedding is not None else 20 if "dense" in case else 70
     assert_same(model, grown, length)
     if "mask" in model.depth.accepts:
         mask = torch.arange(length) >= torch.tensor([[3], [length // 2]])
@@ -180,7 +180,9 @@ def test_a_grown_model_is_what_its_configuration_says(case):
     config = to_dict(grown.config)
     again = LanguageModel.from_config(config).double().eval()
     again.load_state_dict(grown.state_dict())
-    assert_same(model, again)
+    ids = random_ids(model, 2, 6, 0)
+    with torch.no_grad():
+        assert torch.equal(again(ids)[0], grown(ids)[0])
 
 
 @pytest.mark.parametrize(
@@ -295,14 +297,14 @@ def test_plain_duplication_of_layers_is_not_exact():
         assert float((twice(ids)[0] - model(ids)[0]).abs().max()) > 0.1
 
 
-@distinct
+@pytest.mark.parametrize("case", [*KINDS, "depth:discrete-mean-gate", "depth:discrete-shortcuts", "depth:flow-heun"])
 def test_gradients_reach_every_new_layer(case):
     """A layer that starts as the identity trains: its last projections or its a at once, all of it after a step."""
     model = build(case)
     deeper = {"steps": 2} if isinstance(model.depth, TiedDepth) else {"layers": 2}
     grown = grow(model, **deeper)
     fresh = [(n, p) for n, p in grown.named_parameters() if n not in model.state_dict() and p.requires_grad]
-    ids = random_ids(model, 2, 20, 0)
+    ids = random_ids(model, 2, 8, 0)
     optimizer = torch.optim.SGD(grown.parameters(), 0.1)
     for _ in range(2):
         optimizer.zero_grad()

@@ -18,11 +18,11 @@ from subjects import (
     SHARED,
     STATES,
     accepts,
-    build,
     ragged,
     random_ids,
     weigh,
 )
+from subjects import build_one_layer as build
 from tolerances import assert_close, assert_tensors_close
 from torch import Tensor
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 import torch
-from subjects import CASES, build, ragged, random_ids
+from subjects import CASES, ragged, random_ids
+from subjects import build_one_layer as build
 from tolerances import assert_close
 from torch import Tensor
 from torch.func import functional_call, grad, jvp, vmap
