@@ -216,10 +216,10 @@ def test_a_fresh_row_starts_empty_and_the_others_go_on(tmp_path):
 def test_resuming_is_as_if_never_stopped(tmp_path, monkeypatch, two_turns, mixer):
     changes = {
         "model": {"mixer": MIXERS[mixer]},
-        "training": {"carry": 0.8, "accumulate": 2, "save_every": 2, "steps": 6},
+        "training": {"carry": 0.8, "accumulate": 2, "save_every": 2, "steps": 4},
     }
     train(configuration(tmp_path, changes), tmp_path / "whole")
-    training_runs.crash_in(monkeypatch, 6, KeyError())
+    training_runs.crash_in(monkeypatch, 4, KeyError())
     with pytest.raises(KeyError):
         train(configuration(tmp_path, changes), tmp_path / "x")
     resume(tmp_path / "x")

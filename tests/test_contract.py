@@ -4,6 +4,7 @@ library itself."""
 from __future__ import annotations
 
 import ast
+import functools
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -308,10 +309,11 @@ def test_a_forward_crosses_few_frames_to_a_kernel(preset: str):
         )
 
 
-def imports_of(path: Path, names: dict[str, Path]) -> set[str]:
+@functools.cache
+def imports_of(path: Path) -> set[str]:
     """Modules of ours that a file imports when it is imported, or for its types."""
     package = ".".join(path.relative_to(ROOT.parent).with_suffix("").parts)
-    tree, found = ast.parse(path.read_text()), set()
+    names, tree, found = module_files(), ast.parse(path.read_text()), set()
     lazy = {n for f in ast.walk(tree) if isinstance(f, ast.FunctionDef | ast.AsyncFunctionDef) for n in ast.walk(f)}
     for node in ast.walk(tree):
         if node in lazy:
@@ -352,6 +354,7 @@ def cycles(edges: dict[str, set[str]]) -> list[list[str]]:
     return found
 
 
+@functools.cache
 def module_files() -> dict[str, Path]:
     return {
         ".".join(path.relative_to(ROOT.parent).with_suffix("").parts).removesuffix(".__init__"): path
@@ -361,7 +364,7 @@ def module_files() -> dict[str, Path]:
 
 def test_no_import_goes_in_a_circle():
     files = module_files()
-    edges = {name: imports_of(path, files) for name, path in files.items()}
+    edges = {name: imports_of(path) for name, path in files.items()}
     assert sum(map(len, edges.values())) > 300, "imports are found"
     assert cycles({"a": {"b"}, "b": {"c"}, "c": {"b"}}) == [["b", "c"]]
     assert cycles(edges) == []
@@ -376,7 +379,7 @@ def test_no_package_imports_one_that_imports_it():
 
     edges: dict[str, set[str]] = {package(path): set() for path in files.values()}
     for path in files.values():
-        edges[package(path)] |= {package(files[name]) for name in imports_of(path, files)} - {package(path)}
+        edges[package(path)] |= {package(files[name]) for name in imports_of(path)} - {package(path)}
     assert sum(map(len, edges.values())) > 30, "imports are found"
     assert cycles(edges) == []
 

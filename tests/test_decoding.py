@@ -25,7 +25,7 @@ from glissando.model import LanguageModel, ModelConfig
 from glissando.quantisation import round_weights
 from glissando.sampling import RowSampler, Sampler
 from glissando.state import leaves
-from tests.subjects import CASES, build, random_ids
+from tests.subjects import CASES, PRESETS_SLOW, build, random_ids
 
 #: cases without a compiled step, and the option that is why
 PLAIN = {
@@ -74,7 +74,7 @@ def with_ragged_rows(model: LanguageModel, control: torch.Tensor | None):
     return state
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", PRESETS_SLOW)
 @torch.no_grad()
 def test_compiled_equals_plain(case):
     model = build(case, torch.float32)
@@ -147,7 +147,7 @@ def test_weights_below_all_rounding_are_0_and_a_nan_stays():
 
 
 @pytest.mark.parametrize("size", [3, 24, 40, 130])
-@pytest.mark.parametrize("place", [0, 63, 64, 127, 128])
+@pytest.mark.parametrize("place", [0, 63, 128])
 def test_rows_of_weight_0_are_not_read_by_64(place, size):
     """Two heads, one of values, over 64, 64 and three slots: of the first two one slot has a weight."""
     weights, values = np.zeros((2, 192), np.float32), np.full((3, 64 * size + 64), np.nan, np.float32)
@@ -238,18 +238,21 @@ def test_rows_that_stay_take_the_room_that_they_need():
 @pytest.mark.parametrize(
     "case",
     [
-        "preset:composite-nano", "preset:tauformer-nano", "preset:hybrid-ode-nano", "mixer:attention-previous",
-        "mixer:attention-grouped", "mixer:attention-forget",
+        "preset:composite-nano",
+        "preset:tauformer-nano",
+        "mixer:attention-previous",
+        "mixer:attention-grouped",
+        pytest.param("preset:hybrid-ode-nano", marks=pytest.mark.slow),
     ],
-)  # fmt: skip
+)
 @torch.no_grad()
 def test_caches_in_bf16_equal_the_plain_step_to_their_rounding(case):
     model = build(case, torch.float32)
-    ids, state = random_ids(model, 3, 80, seed=2), with_ragged_rows(model, None)
+    ids, state = random_ids(model, 3, 68, seed=2), with_ragged_rows(model, None)
     decoder, whole = Decoder(model, caches="bf16"), Decoder(model)
     assert decoder.page_bytes < 0.7 * whole.page_bytes
     rows = decoder.rows(state)
-    for t in range(80):
+    for t in range(68):
         kept = decoder.state(rows)
         logits, _ = model(ids[:, t : t + 1], kept)  # the latest key and value are not rounded
         _, state = model(ids[:, t : t + 1], state)

@@ -62,11 +62,10 @@ def outcome(
 
 @pytest.mark.parametrize("coupled", [False, True], ids=["plain", "coupled"])
 @pytest.mark.parametrize("is_complex", [False, True], ids=["real", "complex"])
-@pytest.mark.parametrize("timed", ["even", "held", "impulse"])
+@pytest.mark.parametrize(("timed", "time"), [("even", 66), ("even", 1), ("held", 66), ("impulse", 66), ("impulse", 1)])
 @pytest.mark.parametrize("state", [False, True], ids=["tau(u)", "tau(x,u)"])
-@pytest.mark.parametrize("time", [1, 70])
 def test_the_kernel_agrees_with_the_definition(coupled, is_complex, timed, state, time):
-    """Values and all gradients; 70 steps are more than the fused kernel adds up at once."""
+    """Values and all gradients; 66 steps are more than the fused kernel adds up at once."""
     b, z, x0, dt = problem(time, is_complex=is_complex)
     arguments = (b, z, x0, None if timed == "even" else dt, some_modes(state=state), coupled, timed == "impulse")
     expected, got = outcome("reference", *arguments), outcome("numba", *arguments)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from engines import PRESETS, Listener, alone, model_of, request_for, run_down, submit
-from subjects import CASES, build
+from subjects import DISTINCT, build
 from tolerances import assert_close
 
 from glissando.decoding import decoder_of, step_from
@@ -36,7 +36,7 @@ def test_the_latest_place_counts_and_the_end_begins_anew():
     assert Draft([1, 2, 1, 2, 1, 2, 1], most=3).propose() == [2, 1, 2]
 
 
-@pytest.mark.parametrize("case", [case for case in CASES if not case.startswith("preset:")])
+@pytest.mark.parametrize("case", DISTINCT)
 @torch.no_grad()
 def test_several_tokens_in_a_call_are_several_calls_to_the_last_bit(case):
     model = build(case, torch.float32)
@@ -68,11 +68,12 @@ def test_a_block_is_undone(kind):
 def test_the_text_is_the_same(preset, temperature):
     model = model_of(preset).float()
     most = 40 if preset != "minimal-transformer" else 60  # longer than its positions
-    for seed in range(3):
+    for seed in range(2 if temperature else 1):
         expected = generate(model, AGAIN, max_tokens=most, temperature=temperature, seed=seed)
         assert generate(model, AGAIN, max_tokens=most, temperature=temperature, seed=seed, lookup=6) == expected
-    plain = generate(model, AGAIN, max_tokens=most, temperature=0, step="plain")
-    assert generate(model, AGAIN, max_tokens=most, temperature=0, step="plain", lookup=6) == plain
+    if not temperature:
+        plain = generate(model, AGAIN, max_tokens=most, temperature=0, step="plain")
+        assert generate(model, AGAIN, max_tokens=most, temperature=0, step="plain", lookup=6) == plain
     several = generate(model, [AGAIN, "ab"], max_tokens=9, temperature=temperature)
     assert generate(model, [AGAIN, "ab"], max_tokens=9, temperature=temperature, lookup=3) == several
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.nn.functional as F
-from subjects import CASES, build, random_ids
+from subjects import CASES, PRESETS_SLOW, build, random_ids
 from tolerances import assert_close
 from torch import Tensor
 
@@ -179,7 +179,7 @@ def test_no_rows_need_no_positions():
 SCALED = {"hidden_size": 16, "block": {"mixer_scale": 0.5}, "head_bias": True, "depth": {"layers": 1, "gated": [0]}}
 
 
-@pytest.mark.parametrize("case", [*CASES, "scaled", "series"])
+@pytest.mark.parametrize("case", [*PRESETS_SLOW, "scaled", "series"])
 def test_a_reset_leaves_nothing_as_it_was(case: str):
     if case in CASES:
         model = LanguageModel.from_config(CASES[case])
@@ -266,18 +266,16 @@ def test_window_bounds_the_state():
     assert len(sizes) == 1
 
 
-@pytest.mark.parametrize(
-    "case", ["mixer:attention-window", "mixer:attention-forget-window-grouped", "mixer:attention-window-1"]
-)
+@pytest.mark.parametrize("case", ["mixer:attention-forget-window-grouped", "mixer:attention-window-1"])
 def test_a_donated_window_stays_where_it_is(case: str):
     """Token by token, in room for twice the window (at least 64 slots), and what is computed stays the same."""
     model = build(case)
-    ids = random_ids(model, 2, 230, 0)
+    ids = random_ids(model, 2, 170, 0)
     places: list[int] = []
     with torch.no_grad():
         _, state = model(ids[:, :90], model.init_state(2), donate=True)
         _, kept = model(ids[:, :90], model.init_state(2))
-        for t in range(90, 230):
+        for t in range(90, 170):
             got, state = model(ids[:, t : t + 1], state, donate=True)
             expected, kept = model(ids[:, t : t + 1], kept)
             assert_close(got, expected, "donated")
@@ -395,18 +393,6 @@ def test_a_byte_model_has_its_tokenizer(tmp_path):
     model = LanguageModel.from_preset("minimal-transformer")
     model.save(tmp_path / "model")
     assert glissando.load(tmp_path / "model").tokenizer.encode("é") == [195, 169]
-
-
-def test_gradient_checkpointing_changes_nothing():
-    model = build("preset:transformer-nano").train()
-    ids = random_ids(model, 2, 9, 0)
-    grads = []
-    for on in (False, True):
-        model.depth.gradient_checkpointing = on
-        model.zero_grad()
-        model(ids)[0].square().mean().backward()
-        grads.append([p.grad.clone() for p in model.parameters()])
-    assert all(torch.equal(a, b) for a, b in zip(*grads, strict=True))
 
 
 @pytest.mark.parametrize("mixer", sorted(MIXERS))

@@ -17,10 +17,9 @@ def test_every_parameter_is_drawn_once_beside_its_role(tmp_path):
 @pytest.mark.parametrize(
     ("mixer", "depth"),
     [
-        *(({"kind": kind}, {"kind": "discrete", "layers": 1}) for kind in ("spectral", "liquid", "delta", "tau")),
-        ({"kind": "spectral", "filter": True, "phase_gate": True}, {"kind": "discrete", "layers": 1}),
-        ({"kind": "attention"}, {"kind": "flow", "n_steps": 2, "control": ["mood"]}),
-        ({"kind": "attention"}, {"kind": "tied", "layers": 1, "n_steps": 2}),
+        ([{"kind": "liquid"}, {"kind": "delta"}, {"kind": "tau"}], {"kind": "discrete", "layers": 3}),
+        ({"kind": "spectral", "filter": True, "phase_gate": True}, {"kind": "tied", "layers": 1, "n_steps": 2}),
+        ({"kind": "attention"}, {"kind": "flow", "layers": 0, "n_steps": 2, "control": ["mood"]}),
     ],
     ids=str,
 )

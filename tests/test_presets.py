@@ -19,7 +19,8 @@ SLOW = (
     "continuous-transformer", "gpt", "hybrid-ode", "liquid-ssm", "liquid-ssm-dense", "tauformer", "tauformer-100m",
     "transformer", "transformer-plus",
     # Of parts that the quick ones train, too, or, for tau, test_calibration.py.
-    "composite-nano", "continuous-transformer-nano", "delta-nano", "tauformer-nano", "transformer-plus-nano",
+    "composite-nano", "continuous-transformer-nano", "delta-nano", "liquid-ssm-nano", "spectral-delta-nano",
+    "tauformer-nano", "transformer-nano", "transformer-plus-nano",
 )  # fmt: skip
 
 

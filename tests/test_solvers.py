@@ -62,7 +62,7 @@ def gradients(method: str, mode: str, n_steps: int, plain: bool = False) -> list
 
 @methods
 @pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("n_steps", [1, 3, 64])
+@pytest.mark.parametrize("n_steps", [1, 5, pytest.param(64, marks=pytest.mark.slow)])
 def test_gradients_are_those_of_autograd_through_the_scheme(method: str, mode: str, n_steps: int):
     for got, expected in zip(
         gradients(method, mode, n_steps), gradients(method, mode, n_steps, plain=True), strict=True
@@ -159,7 +159,7 @@ def test_reversible_under_autocast_evaluates_backward_what_it_did_forward():
         assert torch.equal(one, other)
 
 
-@pytest.mark.parametrize("n_steps", [4, 64])
+@pytest.mark.parametrize("n_steps", [4, pytest.param(64, marks=pytest.mark.slow)])
 def test_reversible_in_float32(n_steps: int):
     """Running the scheme backward rounds anew: to 1e-6 of the gradient's size at 64 steps."""
     torch.manual_seed(0)
@@ -187,7 +187,10 @@ def test_random_numbers_differ_from_one_evaluation_to_the_next():
     assert not torch.equal(drawn(3, 0.25), drawn(4, 0.25))
 
 
-@pytest.mark.parametrize(("dtype", "few", "many"), [(torch.float32, 1000, 2000), (torch.bfloat16, 16, 256)])
+@pytest.mark.parametrize(
+    ("dtype", "few", "many"),
+    [pytest.param(torch.float32, 1000, 2000, marks=pytest.mark.slow), (torch.bfloat16, 16, 256)],
+)
 def test_reversible_says_where_rounding_takes_its_gradients(dtype: torch.dtype, few: int, many: int):
     """Measured: wrong by more than 3 % where it warns, by less than 1 % where it does not."""
     draw = torch.Generator().manual_seed(0)
