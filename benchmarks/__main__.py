@@ -1,5 +1,5 @@
-"""Print one line a row: `python -m benchmarks [rows] --rounds N`. Four have a table and options of their own:
-`gpu`, `saving`, `llama` and `speedrun`, as `python -m benchmarks gpu --help`."""
+"""Print one line a row: `python -m benchmarks [rows] --rounds N`. Three have a table and options of their own:
+`gpu`, `llama` and `speedrun`, as `python -m benchmarks gpu --help`."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import sys
 from collections.abc import Sequence
 
 #: modules that print a table of their own
-TABLES = ("gpu", "saving", "llama", "speedrun")
+TABLES = ("gpu", "llama", "speedrun")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -31,10 +31,9 @@ from glissando.model import LanguageModel
 from research.published.hybrid_ode import torchdiffeq
 from research.reversible import ReversibleFlow
 
-LATENCY_GOAL, MEMORY_GOAL = 1.05, 1.02
+LATENCY_GOAL = 1.05
 #: what the learned positions of both models hold
 LENGTH = 128
-STEPS = (1, 4, 16, 64, 256)
 
 #: from a flow and what flows in, to what flows out
 Way = Callable[[FlowDepth, Tensor], Tensor]
@@ -130,22 +129,6 @@ class Equation(nn.Module):
         if self.u is not None and self.depth.control is not None:
             at = at + self.depth.control(self.u)
         return self.depth.alpha * self.depth.field(at, residual=False)[0]
-
-
-def memory(rounds: int) -> Row:
-    """MiB that the reversible mode keeps for 256 steps beside 1 step; every way and number of steps is printed.
-
-    Raises GlissandoError where torchdiffeq is not installed.
-    """
-    table = memory_table(STEPS)
-    print(f"  flow-memory: MiB at n = {', '.join(map(str, STEPS))} steps")
-    for name, kept in table.items():
-        print(f"  flow-memory: {name}: {', '.join(f'{size / 2**20:,.4g}' for size in kept)}", flush=True)
-    few, *_, many = (size / 2**20 for size in table["reversible"])
-    growth, goal, name = many / few, f"at most {MEMORY_GOAL}", f"kept by {STEPS[-1]} reversible steps"
-    return Row(
-        f"kept by {STEPS[-1]} reversible steps", many, few, "MiB", growth, goal, growth <= MEMORY_GOAL, f"by {STEPS[0]}"
-    )
 
 
 def memory_table(steps: Sequence[int], hidden_size: int = 256, length: int = 64) -> dict[str, list[int]]:

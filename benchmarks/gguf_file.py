@@ -1,6 +1,6 @@
 """GGUF: models that compute as Llama does, for llama.cpp.
 
-    python -m benchmarks.gguf_file RUN --out DIR
+    python -m benchmarks.gguf_file RUN --out FILE
 
     x <- x + Wo attention(rope(Wq n(x)), rope(Wk n(x)), Wv n(x)),   x <- x + Wdown (silu(Wgate n'(x)) * Wup n'(x))
 
@@ -18,53 +18,21 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from glissando.block import RMSNorm
 from glissando.data.tokenizers import ByteTokenizer, HFTokenizer, Tokenizer, stand_ins
 from glissando.depth import DiscreteConfig
-from glissando.errors import GlissandoError, MissingExtraError, Refused
-from glissando.export import check
-from glissando.export.check import Check
+from glissando.errors import GlissandoError, MissingExtraError, Refused, RunError
 from glissando.generation import tokenizer_of
 from glissando.mixers import AttentionConfig
 from glissando.mixers.rope import ROPE_BASE
 from glissando.model import LanguageModel
-from glissando.runs import Run, require_new
-from glissando.storage import publishing, write_atomic
+from glissando.runs import Run
 
-FILE = "model.gguf"
 _LLAMA = "export with --to onnx, or train the preset transformer"
 #: kinds of tokens
 _NORMAL, _CONTROL, _UNUSED = 1, 3, 5
-
-_EXAMPLE = '''"""python example.py "Once upon a time" -- needs llama-cpp-python."""
-
-import pathlib
-import sys
-
-from llama_cpp import Llama
-
-model = Llama(str(pathlib.Path(__file__).parent / "model.gguf"), n_ctx={context}, verbose=False)
-prompt = " ".join(sys.argv[1:]) or "Once upon a time"
-for piece in model(prompt, max_tokens=200, temperature=0.8, stream=True):
-    print(piece["choices"][0]["text"], end="", flush=True)
-print()
-'''
-
-_TEXT = """
-## Running it
-
-`{file}` holds the model in float32, as llama.cpp's architecture `llama`, with its tokenizer.
-
-    python example.py "Once upon a time"                # needs llama-cpp-python
-    llama-cli -m {file} -p "Once upon a time" -n 200 -no-cnv
-    llama-quantize {file} small.gguf Q8_0               # smaller, by llama.cpp's own tools
-
-It was trained on rows of {context} tokens, which is its context_length; its rotary positions continue beyond it. A text
-begins with the token {end}, which llama.cpp puts there by itself.
-"""
 
 
 def require_installed() -> None:
@@ -75,33 +43,17 @@ def require_installed() -> None:
         raise MissingExtraError("benchmarks.gguf_file needs gguf: pip install gguf") from error
 
 
-def export(model: LanguageModel, context: int, out: Path) -> Check:
-    """Write the new folder `out`: the file, its tokenizer, README.md and example.py; checked by reading the file back
-    and computing Llama's equations from it in NumPy.
+def export(model: LanguageModel, context: int, path: Path) -> None:
+    """Write the file of a model that was trained on rows of `context` tokens.
 
-    context  tokens of a row in training
-
-    Raises Refused for a model that computes otherwise than Llama does, RunError where there is something at `out`.
+    Raises Refused for a model that computes otherwise than Llama does, RunError where there is something at `path`.
     """
     require_installed()
-    require_new(out)
-    tokenizer = tokenizer_of(model)
+    if path.exists():
+        raise RunError(f"{path} exists; nothing is overwritten: name another --out")
     require_llama(model)
-    vocabulary = vocabulary_of(tokenizer, model.config.vocab_size)
-    with publishing(out) as folder:
-        write(model, vocabulary, tokenizer.eos_id, context, folder / FILE)
-        reader = NumpyLlama(folder / FILE)
-        found = check.compare(model, reader, reader.start, None, "Llama's equations in NumPy, from the file")
-        found.require_equal()
-        tokenizer.save(folder)
-        write_atomic(folder / "example.py", _EXAMPLE.format(context=context).encode())
-        text = _TEXT.format(file=FILE, context=context, end=tokenizer.eos_id)
-        heading = (
-            f"# A language model as GGUF\n\nMade by benchmarks.gguf_file: {model.num_parameters():,} parameters.\n"
-        )
-        checked = "\n## Checked\n\n" + "\n".join(f"    {line}" for line in found.lines()) + "\n"
-        write_atomic(folder / "README.md", (heading + text + checked).encode())
-        return found
+    tokenizer = tokenizer_of(model)
+    write(model, vocabulary_of(tokenizer, model.config.vocab_size), tokenizer.eos_id, context, path)
 
 
 def require_llama(model: LanguageModel) -> None:
@@ -255,82 +207,21 @@ def _byte_level(tokenizer: Tokenizer) -> tuple[list[str], list[str]]:
     return pieces, merges
 
 
-class NumpyLlama:
-    """Llama's equations as llama.cpp has them, from nothing but a GGUF file of ours."""
-
-    def __init__(self, path: Path) -> None:
-        from gguf import GGUFReader
-
-        reader = GGUFReader(path)
-        self.weights = {t.name: np.array(t.data, np.float32) for t in reader.tensors}
-        fields = {name: field.contents() for name, field in reader.fields.items() if name.startswith("llama.")}
-        self.layers, self.heads = fields["llama.block_count"], fields["llama.attention.head_count"]
-        self.groups, self.size = fields["llama.attention.head_count_kv"], fields["llama.attention.key_length"]
-        self.base, self.eps = fields["llama.rope.freq_base"], fields["llama.attention.layer_norm_rms_epsilon"]
-
-    def start(self, rows: int) -> list[Tensor]:
-        return [torch.zeros(rows, 0, self.groups, self.size) for _ in range(2 * self.layers)]
-
-    def __call__(self, ids: Tensor, *state: Tensor) -> list[Tensor]:
-        """Logits, and the keys and values of all tokens so far."""
-        x, after = self.weights["token_embd.weight"][ids.numpy()], []
-        for i in range(self.layers):
-            w = {name: self.weights[f"blk.{i}.{name}.weight"] for name in _PARTS}
-            y, k, v = self._attention(self._norm(x, w["attn_norm"]), w, *(s.numpy() for s in state[2 * i : 2 * i + 2]))
-            after += [torch.from_numpy(k), torch.from_numpy(v)]
-            x = x + y
-            h = self._norm(x, w["ffn_norm"])
-            gate = h @ w["ffn_gate"].T
-            x = x + (gate / (1 + np.exp(-gate)) * (h @ w["ffn_up"].T)) @ w["ffn_down"].T
-        head = self.weights.get("output.weight", self.weights["token_embd.weight"])
-        return [torch.from_numpy(self._norm(x, self.weights["output_norm.weight"]) @ head.T), *after]
-
-    def _norm(self, x: np.ndarray, weight: np.ndarray) -> np.ndarray:
-        return x / np.sqrt(np.square(x).mean(-1, keepdims=True) + self.eps) * weight
-
-    def _attention(self, x: np.ndarray, w: dict[str, np.ndarray], keys: np.ndarray, values: np.ndarray) -> Any:
-        rows, new, past = *x.shape[:2], keys.shape[1]
-        q, k, v = (
-            (x @ w[f"attn_{name}"].T).reshape(rows, new, -1, self.size) for name in ("q", "k", "v")
-        )  # (B, T, H or G, K)
-        keys, values = np.concatenate([keys, self._turned(k, past)], 1), np.concatenate([values, v], 1)
-        share = self.heads // self.groups
-        logits = np.einsum("bthk,bjhk->bhtj", self._turned(q, past), keys.repeat(share, 2)) / math.sqrt(self.size)
-        hidden = np.arange(past + new) > past + np.arange(new)[:, None]
-        logits = np.where(hidden, -np.inf, logits)
-        weights = np.exp(logits - logits.max(-1, keepdims=True))
-        weights /= weights.sum(-1, keepdims=True)
-        y = np.einsum("bhtj,bjhk->bthk", weights, values.repeat(share, 2)).reshape(rows, new, -1)
-        return y @ w["attn_output"].T, keys, values
-
-    def _turned(self, x: np.ndarray, past: int) -> np.ndarray:
-        """Neighbouring features turned by position."""
-        angle = np.arange(past, past + x.shape[1])[:, None] * self.base ** (-np.arange(0, self.size, 2) / self.size)
-        cos, sin = (part.astype(np.float32)[:, None] for part in (np.cos(angle), np.sin(angle)))
-        a, b = x[..., ::2], x[..., 1::2]
-        return np.stack([a * cos - b * sin, a * sin + b * cos], -1).reshape(x.shape)
-
-
-_PARTS = (
-    "attn_norm", "attn_q", "attn_k", "attn_v", "attn_output", "ffn_norm", "ffn_gate", "ffn_up", "ffn_down",
-)  # fmt: skip
-
-
 def main() -> None:
     """Export a run."""
     from glissando.loading import load
 
     parser = argparse.ArgumentParser(prog="python -m benchmarks.gguf_file", description=__doc__)
     parser.add_argument("run", help="run directory of a model such as `transformer-nano`")
-    parser.add_argument("--out", type=Path, required=True, help="folder to create")
+    parser.add_argument("--out", type=Path, required=True, help="file to create, such as model.gguf")
     options = parser.parse_args()
     try:
         model = load(options.run)
         context = int(Run.open(options.run).read_config().get("data", {}).get("seq_len", 512))
-        found = export(model, context, options.out)
+        export(model, context, options.out)
     except GlissandoError as error:
         sys.exit(str(error))
-    print("\n".join(found.lines()))
+    print(f"written: {options.out}, in float32, a context of {context:,} tokens")
 
 
 if __name__ == "__main__":

@@ -6,7 +6,6 @@ pip install ncps          the peer of `liquid-cfc`
 from __future__ import annotations
 
 import os
-import statistics
 import subprocess
 import sys
 import time
@@ -21,7 +20,7 @@ from torch import Tensor, nn
 from benchmarks.speed import Row, paired, peak_bytes, random_bytes
 from glissando.compare.speed import trainer
 from glissando.errors import GlissandoError, unknown_name
-from glissando.mixers import Liquid, Memo
+from glissando.mixers import Liquid
 from glissando.model import LanguageModel
 from research.published.liquid_ssm import PublishedLiquid
 
@@ -29,10 +28,7 @@ PRESET, DENSE, NANO = "liquid-ssm", "liquid-ssm-dense", "liquid-ssm-nano"
 #: rows and tokens at which the published form is measured: its cost a token is the same at any length, as each waits
 #: for the one before, and rows share the cost of a call
 BATCH, PUBLISHED_LENGTH = 8, 16
-CONTEXTS = (1024, 4096, 16384, 65536)
 LENGTHS = (4096, 8192, 16384)
-#: tokens that are decoded between two looks at the clock
-_DECODED = 32
 
 
 @dataclass(frozen=True)
@@ -114,48 +110,6 @@ def of_the_size(ours: LanguageModel, preset: str) -> LanguageModel:
             f"{model.num_parameters():,}; compare it with a model of about that size"
         )
     return model
-
-
-def context(rounds: int) -> Row:
-    """Milliseconds a decoded token behind 64k tokens beside behind 1k; every context is printed, attention's too."""
-    return decoding(NANO, "transformer-nano", CONTEXTS, rounds)
-
-
-def decoding(preset: str, peer: str, contexts: Sequence[int], rounds: int) -> Row:
-    """The row of two presets, the first one's ratio of the last context to the first."""
-    places = [(name, length) for name in (preset, peer) for length in contexts]
-    models = {name: LanguageModel.from_preset(name).eval() for name in (preset, peer)}
-    decoders = {(name, length): decoder(models[name], length) for name, length in places}
-    seconds = [{place: decode() for place, decode in decoders.items()} for _ in range(rounds + 1)][1:]  # one warms up
-    median = {place: statistics.median(turn[place] for turn in seconds) for place in places}
-    print(f"  liquid-context: ms a token behind {', '.join(f'{length:,}' for length in contexts)}")
-    for name in models:
-        label = ", ".join(f"{1e3 * median[name, length]:.4g}" for length in contexts)
-        print(f"  liquid-context: {name}: {label}", flush=True)
-    near, far = (preset, contexts[0]), (preset, contexts[-1])
-    growth = statistics.median(turn[far] / turn[near] for turn in seconds)
-    name, label = f"{preset} decoding behind {contexts[-1]:,}", f"behind {contexts[0]:,}"
-    goal = "1.0x, within 10 %"
-    return Row(name, 1e3 * median[far], 1e3 * median[near], "ms", growth, goal, growth < 1.1, label)
-
-
-def decoder(model: LanguageModel, length: int) -> Callable[[], float]:
-    """Seconds a token of greedy decoding behind `length` random bytes, which are read here; each call goes on."""
-    with torch.no_grad():
-        features, state = model.features(random_bytes(1, length), model.init_state(1))
-        latest = model.logits(features[:, -1:]).argmax(-1)
-    memo: Memo = {}
-
-    @torch.no_grad()
-    def decode() -> float:
-        nonlocal state, latest
-        began = time.perf_counter()
-        for _ in range(_DECODED):
-            logits, state = model(latest, state, donate=True, memo=memo)
-            latest = logits.argmax(-1)
-        return (time.perf_counter() - began) / _DECODED
-
-    return decode
 
 
 def memory(rounds: int) -> Row:

@@ -1,26 +1,20 @@
-"""Speed of attention by |lambda_q - lambda_k| beside PyTorch's fused causal attention, and its memory."""
+"""Speed of attention by |lambda_q - lambda_k| beside PyTorch's fused causal attention."""
 
 from __future__ import annotations
 
-import subprocess
-import sys
 import time
 from collections.abc import Callable
 
 import torch
 import torch.nn.functional as F
 
-from benchmarks.speed import Row, paired, peak_bytes, random_bytes
-from glissando.compare.speed import trainer
+from benchmarks.speed import Row, paired
 from glissando.mixers.tau.attention import exponents, tau_attention
-from glissando.model import LanguageModel
 
 HEADS, SIZE = 6, 64
 #: name -> length and what the ratio should reach
 FORWARD = {"4k": (4096, 8), "16k": (16384, 20), "64k": (65536, 45)}
 BACKWARD = {"4k": (4096, 4), "16k": (16384, 12)}
-_MILLION = 1_000_000
-_ROOM = 24 * 2**30
 
 
 def forward(case: str, rounds: int) -> Row:
@@ -84,27 +78,3 @@ def _call(
     for tensor in inputs:
         tensor.requires_grad_()
     return lambda: torch.autograd.grad(run().sum(), inputs)
-
-
-def long_text(rounds: int) -> Row:
-    """Training tokens/s at T = 8192 of the nano size beside `transformer-nano`."""
-    ids = random_bytes(1, 8193)
-    ours, peer = (LanguageModel.from_preset(name) for name in ("tauformer-nano", "transformer-nano"))
-    a, b, ratio = paired(trainer(ours, ids), trainer(peer, ids), rounds)
-    label = f"attention ({peer.num_parameters():,} parameters; ours {ours.num_parameters():,})"
-    return Row("tauformer-nano training, T 8192", a, b, "tokens/s", ratio, "above 1x", ratio > 1, label)
-
-
-def million(rounds: int) -> Row:
-    """Peak memory of a process that attends over a million tokens, 6 heads of 64, importance and gate on."""
-    code = "from benchmarks.tau import peak_of_a_million; print(peak_of_a_million())"
-    peak = int(subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout)
-    name = "tau attention, a million tokens"
-    return Row(name, peak / 2**30, None, "GiB at the peak", None, "below 24", peak < _ROOM)
-
-
-def peak_of_a_million() -> int:
-    """Bytes; of this process, so that it should be a fresh one."""
-    with torch.no_grad():
-        tau_call(_MILLION, with_gradients=False)()
-    return peak_bytes()

@@ -18,14 +18,14 @@ from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
 
-import glissando
-from glissando.config import from_dict, merge
+from glissando.config import merge
 from glissando.metrics import read_metrics
 from glissando.presets import load_preset
 from glissando.runs import METRICS, Run
 from glissando.stages import plans, train_stages
 from glissando.training.config import RunConfig
 from glissando.training.fit import train
+from research.runs import configured, options_of
 
 
 class Task(NamedTuple):
@@ -90,21 +90,25 @@ def report(options: argparse.Namespace, folder: Path) -> None:
 
 def compare(name: str, seed: int, options: argparse.Namespace, folder: Path) -> float | None:
     """Grown over scratch in FLOPs to the target; None if the grown run does not reach it."""
-    task, flops = TASKS[name], options.flops or TASKS[name].flops
-    staged = _staged(task, seed, options.budget * flops, options)
-    grown = train_stages(staged, folder / f"{name}-{seed}-grown")
-    *_, last = plans(staged, folder / f"{name}-{seed}-grown")
-    large = {"model": last.config.as_dict()["model"], "training": {"flops": flops}, "data": {"seed": seed}}
-    config = from_dict(RunConfig, merge(RunConfig, _shared(task, seed, options), large))
-    # Sizes stay; what makes a grown model a grown one does not.
-    config.model.logit_scale, config.model.depth.gated, config.model.mixer.scale = 1.0, [], None
-    scratch = train(config, folder / f"{name}-{seed}-scratch")
-    assert glissando.load(scratch.path).config.hidden_size == glissando.load(grown[-1].path).config.hidden_size
-    target = float(_validations([scratch])[-1][0]) + options.slack
-    first, second = cost(_validations([scratch]), target), cost(_validations(grown), target)
+    scratch, grown = trained(TASKS[name], seed, options, folder / f"{name}-{seed}")
+    target = validations([scratch])[-1][0] + options.slack
+    first, second = cost(validations([scratch]), target), cost(validations(grown), target)
     assert first is not None
     show(name, seed, target, first, second)
     return None if second is None else second[0] / first[0]
+
+
+def trained(task: Task, seed: int, options: argparse.Namespace, folder: Path) -> tuple[Run, list[Run]]:
+    """The run from scratch, and those of the stages, in folders whose names begin so."""
+    flops = options.flops or task.flops
+    staged, place = _staged(task, seed, options.budget * flops, options), folder.with_name(f"{folder.name}-grown")
+    grown = train_stages(staged, place)
+    *_, last = plans(staged, place)
+    large = {"model": last.config.as_dict()["model"], "training": {"flops": flops}, "data": {"seed": seed}}
+    config = configured(_shared(task, seed, options), large)
+    # Sizes stay; what makes a grown model a grown one does not.
+    config.model.logit_scale, config.model.depth.gated, config.model.mixer.scale = 1.0, [], None
+    return train(config, folder.with_name(f"{folder.name}-scratch")), grown
 
 
 def show(name: str, seed: int, target: float, first: tuple[float, float], second: tuple[float, float] | None) -> None:
@@ -121,7 +125,7 @@ def cost(validations: list[tuple[float, float, float]], target: float) -> tuple[
     return next(((flops, seconds) for loss, flops, seconds in validations if loss <= target), None)
 
 
-def _validations(runs: list[Run]) -> list[tuple[float, float, float]]:
+def validations(runs: list[Run]) -> list[tuple[float, float, float]]:
     """Held-out loss, FLOPs and seconds, over all runs in a row."""
     found, flops, seconds = [], 0.0, 0.0
     for run in runs:
@@ -163,11 +167,11 @@ def _staged(task: Task, seed: int, flops: float, options: argparse.Namespace) ->
             }
         )
     shared = merge(RunConfig, _shared(task, seed, options), {"training": {"optimizer": {"release": options.release}}})
-    return from_dict(RunConfig, merge(RunConfig, shared, {"stages": stages}))
+    return configured(shared, {"stages": stages})
 
 
 def _options() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = options_of(__doc__)
     parser.add_argument("--tasks", nargs="+", default=list(TASKS), choices=list(TASKS))
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--flops", type=float, help="what each run may spend, if other than the task's own")

@@ -18,7 +18,7 @@ NANO = "continuous-transformer-nano"
 
 def test_rows():
     training = [f"liquid-training-{case}" for case in ("512", "8192", "nano-512", "nano-8192")]
-    rows = ["liquid-published", "liquid-dense", *training, "liquid-context", "liquid-memory", "liquid-cfc"]
+    rows = ["liquid-published", "liquid-dense", *training, "liquid-memory", "liquid-cfc"]
     assert select(["liquid"]) == rows
     assert set(rows) <= set(ROWS)
     with pytest.raises(GlissandoError, match="Did you mean 'nano-512'"):
@@ -64,30 +64,6 @@ def test_beside_attention():
     assert row.met
     assert row.ratio == pytest.approx(row.ours / row.peer)
     assert "parameters; ours" in row.peer_name
-
-
-def test_decoding_goes_on_behind_what_it_read(monkeypatch):
-    model, seen = LanguageModel.from_preset(NANO).eval(), []
-    decode = bench.decoder(model, 24)
-    forward = model.forward
-    monkeypatch.setattr(
-        model, "forward", lambda ids, state, **k: seen.append(int(state.position[0])) or forward(ids, state, **k)
-    )
-    assert decode() > 0
-    assert decode() > 0
-    assert seen == list(range(24, 24 + 64))
-
-
-@pytest.mark.slow
-def test_decoding_by_context(capsys):
-    row = bench.decoding(NANO, "transformer-nano", (16, 32, 48), rounds=1)
-    assert row.ratio == pytest.approx(row.ours / row.peer)
-    assert row.met is (row.ratio < 1.1)
-    table = capsys.readouterr().out
-    assert "behind 16, 32, 48" in table
-    for name in (NANO, "transformer-nano"):
-        line = next(line for line in table.splitlines() if f" {name}: " in line)
-        assert len(line.rpartition(": ")[2].split(", ")) == 3
 
 
 def test_memory_is_linear_or_it_is_reported(capsys):

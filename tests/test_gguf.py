@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from tolerances import assert_close
 
 import glissando
 from benchmarks import gguf_file
@@ -33,9 +34,10 @@ def saved(folder: Path, tokenizer: Any = None, **options: Any) -> Path:
     return folder / "run"
 
 
-def exported(run: Path, out: Path) -> LanguageModel:
+def exported(run: Path, folder: Path) -> LanguageModel:
     model = glissando.load(run)
-    export(model, 64, out)
+    folder.mkdir()
+    export(model, 64, folder / "model.gguf")
     return model
 
 
@@ -47,9 +49,13 @@ CASES: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_the_file_holds_llamas_equations(case, tmp_path):
-    exported(saved(tmp_path, **CASES[case]), tmp_path / "out")  # raises where its own check fails
-    assert {"model.gguf", "README.md", "example.py", "tokenizer.json"} <= {p.name for p in (tmp_path / "out").iterdir()}
+def test_transformers_reads_it_and_agrees(case, tmp_path):
+    transformers = pytest.importorskip("transformers")
+    model = exported(saved(tmp_path, **CASES[case]), tmp_path / "out")
+    peer = transformers.LlamaForCausalLM.from_pretrained(tmp_path / "out", gguf_file="model.gguf").eval()
+    ids = torch.randint(0, 256, (2, 20))
+    with torch.no_grad():
+        assert_close(model(ids)[0], peer(ids).logits, "logits", 1e-4)
 
 
 @pytest.mark.parametrize(
@@ -78,10 +84,10 @@ def test_the_presets_are_llama():
 
 
 def test_the_program_names_what_it_cannot_do(tmp_path, monkeypatch):
-    monkeypatch.setattr("sys.argv", ["gguf_file", "stories", "--out", str(tmp_path / "out")])
+    monkeypatch.setattr("sys.argv", ["gguf_file", "stories", "--out", str(tmp_path / "out.gguf")])
     with pytest.raises(SystemExit, match="a stack of attention blocks"):
         gguf_file.main()
-    assert not (tmp_path / "out").exists()
+    assert not (tmp_path / "out.gguf").exists()
 
 
 @pytest.mark.parametrize("case", [*CASES, "bpe", "preset"])

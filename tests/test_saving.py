@@ -12,7 +12,6 @@ import pytest
 from training_runs import PLAIN, assert_same_tensors, configuration, crash_in, last_checkpoint, weights
 
 import glissando
-from benchmarks.saving import measured
 from glissando.checkpoints import latest_checkpoint
 from glissando.errors import RunError, TrainingError
 from glissando.training.fit import resume, train
@@ -191,17 +190,3 @@ def test_one_save_at_a_time_and_its_error_once():
     saving.start(3, lambda: [][0])
     with pytest.raises(IndexError):  # a defect is no trouble of the disk
         saving.wait()
-
-
-def test_the_benchmark_tells_what_training_waits_for_from_what_it_does_not(monkeypatch):
-    original = TrainState.save
-
-    def slow(self, *args, **keywords):
-        time.sleep(0.3)
-        original(self, *args, **keywords)
-
-    monkeypatch.setattr(TrainState, "save", slow)
-    result = measured("transformer-nano", 1, 16, 1)
-    assert result["synchronous"] - result["copy"] > 0.2
-    assert result["step"] > 0
-    assert result["writing"] > 0

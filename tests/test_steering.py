@@ -240,8 +240,6 @@ def test_pairs_and_baselines_are_measured_by_the_program_of_research(tmp_path, c
     measure([*command, "--dials", "mood", "--out", str(tmp_path / "b")])
     (comparison,) = recorded(tmp_path / "b")["comparisons"]
     assert [baseline["name"] for baseline in comparison["baselines"]] == ["prompt-prefixing", "activation addition"]
-    for picture in ("a/mood-speech.png", "b/mood-baselines.png"):
-        assert (tmp_path / picture).read_bytes()[:4] == b"\x89PNG"
     assert "beside steering without one" in capsys.readouterr().out
 
 

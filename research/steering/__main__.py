@@ -3,7 +3,7 @@
     python -m research.steering RUN --out DIR
 
 The options are those of `glissando steer`; --pair_values, --strengths and --selection_prompts come on top. Writes
-DIR/steering.json and a picture of each pair and each comparison.
+DIR/steering.json.
 """
 
 from __future__ import annotations
@@ -24,7 +24,6 @@ from glissando.loading import load_base
 from glissando.storage import write_atomic
 from research.steering.baselines import STRENGTHS, check_strengths, compare, selection_trial
 from research.steering.pairs import PAIR_VALUES, check_pair_values, pair_grids
-from research.steering.plots import plot_comparison, plot_pair
 from research.steering.rows import labelled_texts
 
 NO_BASE = (
@@ -58,7 +57,6 @@ def main(arguments: Sequence[str]) -> None:
     pairs = pair_grids(dials, names, pair_values)
     for pair in pairs:
         print(pair_table(pair.as_dict()), flush=True)
-        print(f"picture: {plot_pair(pair, out / f'{chr(45).join(pair.names)}.png')}", file=sys.stderr)
     comparisons = []
     if base is None or selection is None:
         print(NO_BASE)
@@ -67,8 +65,6 @@ def main(arguments: Sequence[str]) -> None:
         for name in names:
             comparisons.append(compare(dials, base, name, selection, strengths))
             print(comparison_table(comparisons[-1].as_dict()), flush=True)
-            picture = plot_comparison(comparisons[-1], out / f"{name}-baselines.png")
-            print(f"picture: {picture}", file=sys.stderr)
     figures = {"pairs": [each.as_dict() for each in pairs], "comparisons": [each.as_dict() for each in comparisons]}
     write_atomic(out / "steering.json", (json.dumps(without_nan(figures), indent=2) + "\n").encode())
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import tempfile
+from argparse import Namespace
 from collections.abc import Mapping
 from functools import lru_cache
 from pathlib import Path
@@ -118,9 +119,6 @@ def _turned(before: Tensor, after: Tensor) -> float:
 
 # ---------------------------------------------------------------------- is it cheaper
 
-#: 2,648 -> 7,232 -> 19,328 parameters; a head size of 8 tells positions apart
-GROWTHS = ({"width": 2, "head_size": 8}, {"width": 2})
-SHARES = (0.05, 0.15, 0.8)
 #: FLOPs of about one step of the final size: 128 pairs of some 20 tokens
 STEP = 4e8
 #: steps at the learning rates that growth leaves, which hold a model back (docs/growth.md)
@@ -182,72 +180,18 @@ def _costs(plan: Plan) -> tuple[Cost, ...]:
 
 
 def _cost(plan: Plan, seed: int) -> Cost:
-    """Trains in stages that grow, and from scratch at the final size, with the library's own training."""
-    from glissando.config import from_dict, merge
-    from glissando.stages import plans, train_stages
-    from glissando.training.config import RunConfig
-    from glissando.training.fit import train
+    """Trains in stages that grow, and from scratch at the final size, as research/grow_or_scratch.py does."""
+    from research.grow_or_scratch import TASKS, cost, trained, validations
 
-    flops, shared = _flops(plan), _shared(plan, seed)
-    staged = from_dict(RunConfig, merge(RunConfig, shared, {"stages": _stages(flops, seed)}))
+    task, every = TASKS["shift"], 5 if plan.quick else 50
+    if plan.quick:
+        task = task._replace(data={**task.data, "valid_rows": 32})
+    options = Namespace(flops=_flops(plan), budget=1.0, shares=None, rate=None, every=every, release=RELEASE)
     with tempfile.TemporaryDirectory() as folder:
-        grown = train_stages(staged, Path(folder) / "grown")
-        *_, last = plans(staged, Path(folder) / "grown")
-        large = {"model": last.config.as_dict()["model"], "training": {"flops": flops}, "data": {"seed": seed}}
-        config = from_dict(RunConfig, merge(RunConfig, shared, large))
-        # Sizes stay; what makes a grown model a grown one does not.
-        config.model.logit_scale, config.model.depth.gated, config.model.mixer.scale = 1.0, [], None
-        scratch = train(config, Path(folder) / "scratch")
-        whole, stages = _validations(scratch.path), [_validations(run.path) for run in grown]
+        scratch, grown = trained(task, seed, options, Path(folder) / "run")
+        whole, stages, before = validations([scratch]), validations(grown), validations(grown[:-1])[-1][1]
     target = whole[-1][0] + SLACK
-    before = sum(validations[-1][1] for validations in stages[:-1])
-    spent = next((flops for loss, flops in whole if loss <= target), None)
+    spent, reached = cost(whole, target), cost([row for row in stages if row[1] > before], target)
     assert spent is not None
-    found = next((flops for loss, flops in stages[-1] if loss <= target), None)
-    return Cost(spent, None if found is None else before + found, found, (whole[-1][0], stages[-1][-1][0]))
-
-
-def _shared(plan: Plan, seed: int) -> dict[str, Any]:
-    from glissando.config import merge
-    from glissando.presets import load_preset
-
-    preset = load_preset(PRESET)
-    every = 5 if plan.quick else 50
-    training = {
-        "seed": seed,
-        "optimizer": {"learning_rate": 1e-2, "beta2": 0.99},
-        "schedule": {"kind": "warmup-cosine", "warmup_steps": 50, "final_ratio": 0.05},
-        "validate_every": every,
-        "sample_every": 10**9,
-        "save_every": 10**9,
-        "log_every": every,
-    }
-    from glissando.training.config import RunConfig
-
-    shift = {"valid_rows": 32} if plan.quick else {}
-    data = {"kind": "shift", "seq_len": 32, "batch_size": 128, **shift}
-    return merge(RunConfig, preset, {"data": data, "training": training})
-
-
-def _stages(flops: float, seed: int) -> list[dict[str, Any]]:
-    """Constant rates until the last stage, which falls as scratch does; stages see other data."""
-    stages = []
-    for number, (growth, share) in enumerate(zip(({}, *GROWTHS), SHARES, strict=True)):
-        last = number == len(GROWTHS)
-        schedule = {"kind": "warmup-cosine" if last else "constant", "warmup_steps": 0 if number else 50}
-        training: dict[str, Any] = {"flops": share * flops, "schedule": schedule}
-        if number:
-            training["optimizer"] = {"release": RELEASE}
-        stages.append(
-            {"name": f"size-{number + 1}", "grow": growth, "data": {"seed": 1000 * number + seed}, "training": training}
-        )
-    return stages
-
-
-def _validations(run: Path) -> list[tuple[float, float]]:
-    """Held-out loss and FLOPs so far."""
-    from glissando.metrics import read_metrics
-    from glissando.runs import METRICS
-
-    rows = read_metrics(run / METRICS)
-    return [(float(row["valid_loss"]), float(row["flops"])) for row in rows if row["valid_loss"]]
+    flops = None if reached is None else reached[0]
+    return Cost(spent[0], flops, None if flops is None else flops - before, (whole[-1][0], stages[-1][0]))
