@@ -147,7 +147,6 @@ def read(model: glissando.LanguageModel, pieces: Sequence[Piece]) -> pd.DataFram
     models = [solved_with(model, Setting(method, n)) for n in STEPS]
     parts = []
     for number, (before, data, kinds, costs) in enumerate(tqdm(pieces, desc="read", leave=False, disable=None)):
-        assert costs is not None
         ids, sizes = tokens(tokenizer, before, data)
         ends = list(accumulate(sizes))
         logs = [variant(torch.tensor([ids[:-1]]))[0][0].double().log_softmax(-1) / math.log(2) for variant in models]

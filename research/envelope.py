@@ -19,6 +19,7 @@ import numpy as np
 import torch
 
 from research.irregular_series import Windows, add_training_options, compare, error
+from research.runs import options_of
 
 ATTACK, RELEASE = 2.0, 40.0
 MODELS = ["liquid", "liquid, tau of the input alone", "GRU, dt a feature"]
@@ -63,7 +64,7 @@ def main() -> None:
 
 
 def _options() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = options_of(__doc__)
     add_training_options(parser, 40, [1e-2, 2e-2, 4e-2])
     help = "a few signals, one epoch, in the place of what the other options say: shows that it runs"
     parser.add_argument("--quick", action="store_true", help=help)

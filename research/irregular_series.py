@@ -14,14 +14,12 @@ input is smooth than where it is spiky, as the publication claims? --picture dra
 
     python -m research.irregular_series
     python -m research.irregular_series --data traces/ --seeds 3
-    python -m research.irregular_series --independent --epochs 16 --parameters 7400
 """
 
 from __future__ import annotations
 
 import argparse
 import copy
-import itertools
 import math
 import time
 from collections.abc import Callable, Iterator
@@ -37,6 +35,7 @@ from glissando.series import SeriesModel
 from glissando.series.example import oscillators
 from glissando.series.history import Past, history
 from research.network import Network
+from research.runs import options_of
 from research.signal_picture import plot_signal
 
 
@@ -111,16 +110,6 @@ def windows(part: list[Series], mean: np.ndarray, scale: np.ndarray, length: int
             target.append(values[start + 1 : start + length + 1])
             dt.append(np.diff(times[start : start + length + 1]))
     return Windows(*(torch.tensor(np.array(each), dtype=torch.float32) for each in (x, dt, target)))
-
-
-def independent(length: int, *counts: int) -> tuple[Windows, ...]:
-    """Windows of generated oscillators, each of a series of its own: so many to train on, to choose by, to report."""
-    series = oscillators(sum(counts), length + 1)
-    values = np.concatenate([each for each, _ in series[: counts[0]]])
-    ends = np.cumsum([0, *counts])
-    return tuple(
-        windows(series[first:last], values.mean(0), values.std(0), length) for first, last in itertools.pairwise(ends)
-    )
 
 
 # ---------------------------------------------------------------------- models
@@ -338,15 +327,12 @@ def compare(names: list[str], parts: tuple[Windows, Windows, Windows], options: 
 def main() -> None:
     options = _options()
     torch.set_num_threads(1)  # models this small do not gain by more
-    if options.independent:
-        series, parts = [], independent(options.window, *((8, 4, 4) if options.quick else (256, 64, 128)))
-    else:
-        long = (7, 90) if options.quick else (31, 700)
-        series = oscillators(*long) if options.data is None else from_folder(options.data, options.drop)
-        parts = split(series, options.window)
-    train, valid, test = parts
-    count = len(series) or sum(len(part.x) for part in parts)
-    print(f"{count} series, {train.x.shape[2]} features; windows of {options.window} steps: {len(train.x)} to train")
+    long = (7, 90) if options.quick else (31, 700)
+    series = oscillators(*long) if options.data is None else from_folder(options.data, options.drop)
+    train, valid, test = split(series, options.window)
+    print(
+        f"{len(series)} series, {train.x.shape[2]} features; windows of {options.window} steps: {len(train.x)} to train"
+    )
     print(f"error of the mean: {float(test.target.square().mean()):.4f}", end=", ")
     print(f"of the value before: {float((test.x - test.target).square().mean()):.4f}")
     found = compare(_available(options.models), (train, valid, test), options)
@@ -401,11 +387,9 @@ def picture(text: str) -> Path:
 
 
 def _options() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = options_of(__doc__)
     parser.add_argument("--data", type=Path, help="folder of .npy files (time, features); generated series if absent")
     parser.add_argument("--drop", type=float, default=0.3, help="share of the rows that is dropped, with --data")
-    help = "every window is a generated series of its own, as in the audit's claim liquid-irregular"
-    parser.add_argument("--independent", action="store_true", help=help)
     parser.add_argument("--window", type=at_least(1), default=64)
     add_training_options(parser, 20, [3e-3, 1e-2])
     parser.add_argument("--models", nargs="+", default=list(MODELS), choices=list(MODELS), metavar="MODEL")
@@ -418,8 +402,6 @@ def _options() -> argparse.Namespace:
         parser.error(f"--drop must be at least 0 and below 1, got {options.drop}")
     if options.picture is not None and "liquid" not in options.models:
         parser.error("--picture is of the model `liquid`, which --models leaves out; name it too")
-    if options.independent and options.data is not None:
-        parser.error("--independent generates its series, and --data was given too; leave one of the two out")
     if options.quick:
         options.window, options.parameters, options.epochs, options.rates = 16, 10_000, 1, [1e-2]
     return options

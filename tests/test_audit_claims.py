@@ -369,7 +369,7 @@ def test_time_is_what_ours_takes():
 @pytest.mark.parametrize(("knows", "reads"), [(True, True), (True, False), (False, True), (False, False)])
 def test_a_liquid_model_sees_the_time_by_its_states_or_as_a_feature(knows, reads):
     torch.manual_seed(0)
-    model, x = liquid_series.Liquid(8, knows_time=knows, reads_time=reads), torch.randn(1, 5, 2)
+    model, x = liquid_series.Liquid(2, 8, knows_time=knows, reads_time=reads), torch.randn(1, 5, 2)
     early, late = (model(x, torch.full((1, 5), dt)) for dt in (0.5, 2.0))
     assert torch.equal(early, late) == (not knows and not reads)
 
@@ -377,7 +377,7 @@ def test_a_liquid_model_sees_the_time_by_its_states_or_as_a_feature(knows, reads
 def test_the_peer_has_the_same_parameters():
     from research.audit.training import parameters
 
-    corrected = liquid_series.Liquid(24, knows_time=True)
+    corrected = liquid_series.Liquid(2, 24)
     assert parameters(liquid_series.gru_like(corrected)) == pytest.approx(parameters(corrected), rel=0.05)
 
 

@@ -97,21 +97,6 @@ def test_the_series_of_a_folder_are_compared(tmp_path, monkeypatch, capsys):
     assert picture.read_bytes()[:4] == b"\x89PNG"
 
 
-def test_independent_windows_are_of_series_of_their_own(monkeypatch, capsys):
-    """Each begins where its oscillators do, and none goes on where another ended."""
-    parts = irregular_series.independent(8, 6, 2, 3)
-    assert [len(part.x) for part in parts] == [6, 2, 3]
-    starts = [tuple(each[0].tolist()) for part in parts for each in part.x]
-    ends = [tuple(each[-1].tolist()) for part in parts for each in part.target]
-    assert len({*starts, *ends}) == 22
-    x = torch.cat([parts[0].x, parts[0].target[:, -1:]], 1)
-    assert_close(x.std((0, 1), correction=0), torch.ones(2), "scaled by what is trained on", 1e-5)
-    monkeypatch.setattr("sys.argv", ["irregular_series", "--independent", "--data", "traces"])
-    with pytest.raises(SystemExit):
-        irregular_series.main()
-    assert "leave one of the two out" in capsys.readouterr().err
-
-
 @pytest.mark.parametrize("name", [name for name in irregular_series.MODELS if name.startswith("delta")])
 def test_delta_ages_its_state_and_reads_the_time(name):
     model = irregular_series.MODELS[name](3, 6)

@@ -101,3 +101,16 @@ class Claim:
     as_published: Callable[[Plan], Finding]
     corrected: Callable[[Plan], Finding]
     notes: str = ""
+
+
+def claims(system: str, table: Mapping[str, tuple[Any, ...]]) -> list[Claim]:
+    """A system's claims by name: the module of their functions and how the names of these begin (`_as_published` and
+    `_corrected` follow), the claim, its published figure and, where there are any, notes."""
+
+    def forms(module: Any, stem: str) -> list[Any]:
+        return [getattr(module, f"{stem}_{form}".removeprefix("_")) for form in ("as_published", "corrected")]
+
+    return [
+        Claim(name, system, claim, published, *forms(module, stem), *notes)
+        for name, (module, stem, claim, published, *notes) in table.items()
+    ]

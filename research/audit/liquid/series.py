@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -21,18 +21,12 @@ from research.audit.claim import Finding, Plan
 from research.audit.liquid.form import published_model, some_ids
 from research.audit.training import parameters, seeded
 from research.intervals import gap_of, mean_of
-from research.network import Network
+from research.irregular_series import Gru, Liquid, Windows
 from research.published.liquid_ssm import Core
 from research.signal_picture import plot_signal
 
 FEATURES, WINDOW = 2, 64
 DECAY, TURN = np.array([0.02, 0.1]), np.array([[0.3, 1.1], [0.9, 0.4]])
-
-
-class Windows(NamedTuple):
-    x: Tensor  # (W, T, F)
-    dt: Tensor  # (W, T), time to the next value
-    target: Tensor  # (W, T, F)
 
 
 @lru_cache(maxsize=4)
@@ -53,52 +47,18 @@ def windows(count: int, seed: int) -> Windows:
     return Windows(given[:, :-1], torch.tensor(np.array(dt), dtype=torch.float32), given[:, 1:])
 
 
-class Liquid(nn.Module):
-    """Two layers; whether the states take dt, and whether dt is one more feature."""
-
-    def __init__(self, width: int, knows_time: bool, reads_time: bool = False, **options: Any) -> None:
-        super().__init__()
-        mixer = {
-            "kind": "liquid",
-            "adaptation": 0.9,
-            "coupled": True,
-            "steps": [0.02, 0.7],
-            "turns": "matched",
-            "state_size": width,
-        }
-        config = {"hidden_size": width, "depth": {"layers": 2}, "block": {"mlp": {"hidden": width}}}
-        inputs = FEATURES + reads_time
-        self.model = Network({**config, "mixer": mixer | options}, inputs, FEATURES)
-        self.knows_time, self.reads_time = knows_time, reads_time
-
-    def forward(self, x: Tensor, dt: Tensor) -> Tensor:
-        if self.reads_time:
-            x = torch.cat([x, dt.unsqueeze(-1)], -1)
-        return self.model(x, dt=dt if self.knows_time else None)[0]
-
-
-class Gru(nn.Module):
-    """dt is one more feature."""
-
-    def __init__(self, width: int) -> None:
-        super().__init__()
-        self.gru, self.head = nn.GRU(FEATURES + 1, width, batch_first=True), nn.Linear(width, FEATURES)
-
-    def forward(self, x: Tensor, dt: Tensor) -> Tensor:
-        return self.head(self.gru(torch.cat([x, dt.unsqueeze(-1)], -1))[0])
-
-
 def gru_like(model: nn.Module) -> Gru:
     """The GRU whose width brings it nearest to the model's parameters."""
-    return min((Gru(width) for width in range(4, 128)), key=lambda g: abs(parameters(g) - parameters(model)))
+    grus = (Gru(FEATURES, width) for width in range(4, 128))
+    return min(grus, key=lambda gru: abs(parameters(gru) - parameters(model)))
 
 
 KINDS: dict[str, Callable[[int], nn.Module]] = {
-    "liquid": lambda width: Liquid(width, knows_time=True),
-    "liquid, dt a feature too": lambda width: Liquid(width, knows_time=True, reads_time=True),
-    "liquid, dt a feature alone": lambda width: Liquid(width, knows_time=False, reads_time=True),
-    "liquid without dt": lambda width: Liquid(width, knows_time=False),
-    "GRU, dt a feature": lambda width: gru_like(Liquid(width, knows_time=True)),
+    "liquid": partial(Liquid, FEATURES),
+    "liquid, dt a feature too": partial(Liquid, FEATURES, reads_time=True),
+    "liquid, dt a feature alone": partial(Liquid, FEATURES, knows_time=False, reads_time=True),
+    "liquid without dt": partial(Liquid, FEATURES, knows_time=False),
+    "GRU, dt a feature": lambda width: gru_like(Liquid(FEATURES, width)),
 }
 
 
@@ -191,7 +151,7 @@ def irregular_corrected(plan: Plan) -> Finding:
 @torch.no_grad()
 def _laws(plan: Plan) -> tuple[float, float]:
     """How far dt = 0 moves the state; how far two half steps with one input are from one."""
-    model = seeded(0, lambda: Liquid(8, knows_time=True, state_dependence=False)).model.double().eval()
+    model = seeded(0, lambda: Liquid(FEATURES, 8, state_dependence=False)).model.double().eval()
     mixer = model.depth.blocks[0].mixer
     x, state = (
         torch.randn(1, 1, 8, generator=torch.Generator().manual_seed(0), dtype=torch.float64),
