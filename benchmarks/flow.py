@@ -26,7 +26,6 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from benchmarks.speed import Row, paired
 from glissando.depth.flow import FlowDepth
-from glissando.errors import unknown_name
 from glissando.model import LanguageModel
 from research.published.hybrid_ode import torchdiffeq
 from research.reversible import ReversibleFlow
@@ -57,20 +56,15 @@ CASES: dict[str, Case] = {
 
 
 def latency(name: str, rounds: int) -> Row:
-    """How many times longer `hybrid-ode` takes than `gpt`, beside how many times more it multiplies.
-
-    Raises UnknownNameError for a name that is not in CASES.
-    """
-    if name not in CASES:
-        raise unknown_name("latency benchmark", name, CASES)
+    """How many times longer `hybrid-ode` takes than `gpt`, beside how many times more it multiplies."""
     flow, blocks = (LanguageModel.from_preset(preset).eval() for preset in ("hybrid-ode", "gpt"))
     return compare(name, flow, blocks, CASES[name], rounds)
 
 
 def compare(name: str, flow: LanguageModel, blocks: LanguageModel, case: Case, rounds: int) -> Row:
     """The row of one case: ratio of times, ratio of multiplications, and the one over the other."""
-    counts = multiplications(flow, case), multiplications(blocks, case)
-    ours, theirs, measured = paired(lambda: _seconds(flow, case), lambda: _seconds(blocks, case), rounds)
+    counts = [multiplications(_call(model, case)) for model in (flow, blocks)]
+    ours, theirs, measured = paired(lambda: seconds(_call(flow, case)), lambda: seconds(_call(blocks, case)), rounds)
     counted = counts[0] / counts[1]
     print(
         f"  flow-latency-{name}: {1e3 * ours:,.4g} ms, {counts[0]:,} multiplications; "
@@ -83,6 +77,7 @@ def compare(name: str, flow: LanguageModel, blocks: LanguageModel, case: Case, r
     return Row(title, measured, counted, "x", ratio, f"at most {LATENCY_GOAL}", met, "multiplications")
 
 
+@torch.no_grad()
 def _call(model: LanguageModel, case: Case) -> Callable[[], Any]:
     """What is timed and counted. A prefix is read here, before."""
     rng = torch.Generator().manual_seed(0)
@@ -101,17 +96,15 @@ def _call(model: LanguageModel, case: Case) -> Callable[[], Any]:
 
 
 @torch.no_grad()
-def _seconds(model: LanguageModel, case: Case) -> float:
-    call = _call(model, case)
+def seconds(call: Callable[[], Any]) -> float:
     began = time.perf_counter()
     call()
     return time.perf_counter() - began
 
 
 @torch.no_grad()
-def multiplications(model: LanguageModel, case: Case) -> int:
+def multiplications(call: Callable[[], Any]) -> int:
     """Number in all matrix products, by PyTorch's counter, which misses fused attention on a CPU: here it is off."""
-    call = _call(model, case)
     with sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:
         call()
     return counter.get_total_flops() // 2  # it counts a multiplication and an addition

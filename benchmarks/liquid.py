@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from benchmarks.speed import Row, paired, peak_bytes, random_bytes
 from glissando.compare.speed import trainer
-from glissando.errors import GlissandoError, unknown_name
+from glissando.errors import GlissandoError
 from glissando.mixers import Liquid
 from glissando.model import LanguageModel
 from research.published.liquid_ssm import PublishedLiquid
@@ -70,12 +70,7 @@ def beside_published(preset: str, form: nn.Module, length: int, rounds: int, goa
 
 
 def training(case: str, rounds: int) -> Row:
-    """Training tokens/s beside a Transformer with as many parameters.
-
-    Raises UnknownNameError for a name that is not in PAIRS.
-    """
-    if case not in PAIRS:
-        raise unknown_name("training benchmark", case, PAIRS)
+    """Training tokens/s beside a Transformer with as many parameters."""
     return beside_attention(PAIRS[case], rounds)
 
 

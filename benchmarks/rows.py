@@ -65,7 +65,6 @@ ROWS: dict[str, Callable[[int], Row]] = {
     **{f"serving-whole-{case}": partial(serving.throughput, case, 32, False) for case in serving.MODELS},
     **{f"serving-streamed-{case}": partial(serving.throughput, case, 32, True) for case in serving.MODELS},
     **{f"serving-one-{case}": partial(serving.throughput, case, 1, True) for case in serving.MODELS},
-    **{f"serving-step-{case}-{n}": partial(serving.compiled, case, n) for case in serving.MODELS for n in (1, 32)},
     **{
         f"serving-prefix-{case}-{n}": partial(serving.prefix, case, n)
         for case in ("transformer", "liquid")

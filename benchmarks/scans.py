@@ -4,7 +4,7 @@
 
 A figure is one row a case: ours against the fastest peer. Where a peer has an advantage it keeps it: one that takes no
 initial state is spared it and its gradient, while ours computes both; one that wants features before time pays for the
-transposes, as the library's layout is (B, T, D), but its figure without them is printed too and does not count.
+transposes, as the library's layout is (B, T, D).
 A peer whose values or gradients are wrong is said to be so, and does not count either.
 
 Decays lie in (0.99, 0.9999), so that no product of up to 8192 of them is a denormal number: these are slow, and the
@@ -24,7 +24,6 @@ import torch
 from torch import Tensor
 
 from benchmarks.speed import Row, paired
-from glissando.errors import unknown_name
 from glissando.kernels.scan import reference, scan
 
 GOAL = 1.5
@@ -79,8 +78,6 @@ class Peer:
     name: str
     make: Callable[[Case], Run]
     takes_h0: bool = False
-    #: own_layout: a, x, h are (B D, T), prepared beforehand; for information
-    own_layout: bool = False
 
 
 def _ours(a: Tensor, x: Tensor, h0: Tensor) -> Tensor:
@@ -150,10 +147,6 @@ def _torchlpc(case: Case) -> Run:
     return run
 
 
-def _torchlpc_own_layout(case: Case) -> Run:
-    return _module("torchlpc.recurrence", "torchlpc").Recurrence.apply
-
-
 def _rows(tensor: Tensor) -> Tensor:
     return tensor.mT.flatten(0, 1).contiguous()
 
@@ -165,7 +158,6 @@ PEERS = [
     Peer("padded FFT", _padded_fft),
     Peer("accelerated-scan ref", _accelerated_scan),
     Peer("torchlpc", _torchlpc, takes_h0=True),
-    Peer("torchlpc, own layout", _torchlpc_own_layout, takes_h0=True, own_layout=True),
 ]
 
 
@@ -177,12 +169,7 @@ def _module(name: str, package: str) -> Any:
 
 
 def scan_row(name: str, rounds: int) -> Row:
-    """One case of CASES against its fastest peer; every peer's figure is printed.
-
-    Raises UnknownNameError for a name that is not in CASES.
-    """
-    if name not in CASES:
-        raise unknown_name("scan benchmark", name, CASES)
+    """One case of CASES against its fastest peer; every peer's figure is printed."""
     case, best = CASES[name], None
     for peer in PEERS:
         try:
@@ -190,9 +177,8 @@ def scan_row(name: str, rounds: int) -> Row:
         except NotHere as reason:
             print(f"  {name}: {peer.name}: left out: {reason}", flush=True)
             continue
-        remark = "  (for information)" if peer.own_layout else ""
-        print(f"  {name}: {peer.name}: {theirs:,.4g} tokens/s, ours {ours:,.4g}, ratio {ratio:.2f}{remark}", flush=True)
-        if not peer.own_layout and (best is None or ratio < best[2]):
+        print(f"  {name}: {peer.name}: {theirs:,.4g} tokens/s, ours {ours:,.4g}, ratio {ratio:.2f}", flush=True)
+        if best is None or ratio < best[2]:
             best = ours, theirs, ratio, peer.name
     assert best is not None, "the loop always runs"
     ours, theirs, ratio, rival = best
@@ -205,13 +191,9 @@ def _against(peer: Peer, case: Case, rounds: int) -> tuple[float, float, float]:
     theirs = peer.make(case)
     tokens = case.batch * case.length
     try:
-        if peer.own_layout:
-            rows = [_rows(_full(a, x)), _rows(x), h0.flatten()]
-            run = _timed(theirs, [r.detach().requires_grad_() for r in rows], 3, _rows(grad), tokens)
-        else:
-            n_inputs = 3 if peer.takes_h0 else 2
-            _check(theirs, [a, x, h0], n_inputs, grad)
-            run = _timed(theirs, [a, x, h0], n_inputs, grad, tokens)
+        n_inputs = 3 if peer.takes_h0 else 2
+        _check(theirs, [a, x, h0], n_inputs, grad)
+        run = _timed(theirs, [a, x, h0], n_inputs, grad, tokens)
         run()
     except (RuntimeError, TypeError, ValueError, NotImplementedError) as error:
         raise NotHere(f"fails: {type(error).__name__}: {error}") from error

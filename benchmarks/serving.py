@@ -36,12 +36,12 @@ _PROCESSES: dict[int, int] = {}  # of servers, by port
 
 
 @contextlib.contextmanager
-def _served(model: LanguageModel, step: str = "auto", prefix_mib: int = 256, *options: str) -> Iterator[int]:
+def _served(model: LanguageModel, *options: str) -> Iterator[int]:
     """The port of a server of `model`. Raises MissingExtraError without its packages."""
     with tempfile.TemporaryDirectory() as folder:
         run = Path(folder) / "model"
         model.save(run)
-        given = ["--port", "0", "--prefix_mib", str(prefix_mib), "--step", step, *options]
+        given = ["--port", "0", *options]
         command = [sys.executable, "-m", "glissando", "serve", str(run), *given]
         with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
             assert process.stdout is not None
@@ -138,14 +138,6 @@ def throughput(case: str, texts: int, streamed: bool, rounds: int) -> Row:
     name = f"serving {MODELS[case]}, {texts} texts{' streamed' * streamed}"
     peer = "generate" if texts > 1 else "stream"
     return Row(name, found, alone, "tokens/CPU s", ratio, f"{least}x", ratio >= least, peer)
-
-
-def compiled(case: str, texts: int, rounds: int) -> Row:
-    """So many texts at a time by the compiled step against the plain one."""
-    model = LanguageModel.from_preset(MODELS[case])
-    with _served(model, "compiled") as ours, _served(model, "plain") as theirs:
-        fast, slow, ratio = paired(lambda: _rate(ours, texts, False), lambda: _rate(theirs, texts, False), rounds)
-    return Row(f"serving {MODELS[case]}, {texts} texts", fast, slow, "tokens/s", ratio, "none", True, "plain step")
 
 
 def _transformers_command(model: LanguageModel, folder: str) -> list[str]:
@@ -246,7 +238,7 @@ def prefix(case: str, length: int, rounds: int) -> Row:
         return torch.randint(1, 256, (tokens,), generator=generator).tolist()
 
     model, shared = LanguageModel.from_preset(MODELS[case]), fresh(length)
-    with _served(model, "auto", 2048, "--max_prompt", str(length + _TAIL + 1)) as port:
+    with _served(model, "--prefix_mib", "2048", "--max_prompt", str(length + _TAIL + 1)) as port:
 
         def first(prompt: list[int]) -> float:
             began = time.perf_counter()
@@ -268,7 +260,7 @@ def memory(rounds: int) -> Row:
     """
     model, length = LanguageModel.from_preset("transformer-nano"), 16_384
     prompt = torch.randint(97, 123, (length,), generator=torch.Generator().manual_seed(0)).tolist()
-    with _served(model, "auto", 256, "--max_prompt", str(length + 1)) as port:
+    with _served(model, "--max_prompt", str(length + 1)) as port:
         _post(port, {"prompt": "a", "max_tokens": 2})  # what every answer needs is there
         before = _status_mib(port, "VmRSS")
         _post(port, {"prompt": prompt, "n": _TEXTS, "max_tokens": 64, "logit_bias": {"0": -100}})

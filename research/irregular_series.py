@@ -10,7 +10,7 @@ and epoch that do best on validation series. CfC and LTC are the cells of `ncps`
 because its own loop over batches multiplies times with the wrong axis.
 
 Then the trained liquid models are shown four patterns that run over time: are their time constants larger where the
-input is smooth than where it is spiky, as the publication claims? --picture draws them over a held-out window.
+input is smooth than where it is spiky, as the publication claims?
 
     python -m research.irregular_series
     python -m research.irregular_series --data traces/ --seeds 3
@@ -36,7 +36,6 @@ from glissando.series.example import oscillators
 from glissando.series.history import Past, history
 from research.network import Network
 from research.runs import options_of
-from research.signal_picture import plot_signal
 
 
 class Windows(NamedTuple):
@@ -340,8 +339,6 @@ def main() -> None:
         model = outcome.model.model
         print(f"\ntime constants of liquid, seed {seed}, in units of dt")
         print(pattern_table(compare_patterns(model, signals(model), against="spiky"), against="spiky"))
-        if options.picture is not None and seed == 0:
-            print(f"picture: {plot_signal(model, test.x[0], options.picture, test.dt[0])}")
 
 
 def _available(names: list[str]) -> list[str]:
@@ -379,13 +376,6 @@ def rate(text: str) -> float:
     return value
 
 
-def picture(text: str) -> Path:
-    path = Path(text)
-    if path.suffix != ".png" or not path.parent.is_dir():
-        raise argparse.ArgumentTypeError(f"must be a .png in a folder that is there, got {text}")
-    return path
-
-
 def _options() -> argparse.Namespace:
     parser = options_of(__doc__)
     parser.add_argument("--data", type=Path, help="folder of .npy files (time, features); generated series if absent")
@@ -393,15 +383,11 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--window", type=at_least(1), default=64)
     add_training_options(parser, 20, [3e-3, 1e-2])
     parser.add_argument("--models", nargs="+", default=list(MODELS), choices=list(MODELS), metavar="MODEL")
-    help = "a .png of the time constants of `liquid` over a held-out window"
-    parser.add_argument("--picture", type=picture, help=help)
     help = "a few windows, one epoch, in the place of what the other options say: shows that it runs"
     parser.add_argument("--quick", action="store_true", help=help)
     options = parser.parse_args()
     if not 0 <= options.drop < 1:
         parser.error(f"--drop must be at least 0 and below 1, got {options.drop}")
-    if options.picture is not None and "liquid" not in options.models:
-        parser.error("--picture is of the model `liquid`, which --models leaves out; name it too")
     if options.quick:
         options.window, options.parameters, options.epochs, options.rates = 16, 10_000, 1, [1e-2]
     return options

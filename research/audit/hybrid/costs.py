@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import itertools
 import statistics
-import time
-from collections.abc import Callable
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 
@@ -57,6 +55,7 @@ def _batch(plan: Plan) -> str:
 @lru_cache(maxsize=4)
 def latency_of(plan: Plan, head: bool) -> Latency:
     """Both forms of the claim read the same measurement."""
+    from benchmarks.flow import multiplications, seconds
     from benchmarks.speed import in_turn
 
     size = size_of(plan)
@@ -64,28 +63,10 @@ def latency_of(plan: Plan, head: bool) -> Latency:
     models = [PublishedHybrid(vocabulary, size.width, size.heads, ode=ode).eval() for ode in (True, False)]
     ids = torch.randint(vocabulary, (size.batch // 4, size.length), generator=torch.Generator().manual_seed(0))
     calls = [lambda m=m: m(ids) if head else m.features(ids) for m in models]
-    counted = [_multiplications(call) for call in calls]
-    pairs = in_turn(lambda: _seconds(calls[0]), lambda: _seconds(calls[1]), 2 if plan.quick else 31)
+    counted = [multiplications(call) for call in calls]
+    pairs = in_turn(lambda: seconds(calls[0]), lambda: seconds(calls[1]), 2 if plan.quick else 31)
     hybrid, baseline = (statistics.median(side) for side in zip(*pairs, strict=True))
     return Latency(hybrid, baseline, median_of([x / y for x, y in pairs]), counted[0] / counted[1])
-
-
-@torch.no_grad()
-def _seconds(call: Callable[[], Any]) -> float:
-    began = time.perf_counter()
-    call()
-    return time.perf_counter() - began
-
-
-@torch.no_grad()
-def _multiplications(call: Callable[[], Any]) -> int:
-    from torch.nn.attention import SDPBackend, sdpa_kernel
-    from torch.utils.flop_counter import FlopCounterMode
-
-    # The counter knows no fused attention on a CPU.
-    with sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:
-        call()
-    return counter.get_total_flops() // 2
 
 
 # ---------------------------------------------------------------------- memory

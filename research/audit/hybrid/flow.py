@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import time
 from functools import lru_cache
-from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from research.audit.claim import Finding, Plan
 from research.audit.hybrid.costs import latency_of
@@ -98,21 +96,15 @@ def locality_corrected(plan: Plan) -> Finding:
 @lru_cache(maxsize=2)
 def _one_or_eight(plan: Plan) -> Median:
     """The time of one layer eight times over that of eight layers."""
+    from benchmarks.flow import seconds
     from benchmarks.speed import in_turn
 
     size = size_of(plan)
     layers = seeded(0, lambda: nn.ModuleList(Layer(size.width, size.heads, 0.0) for _ in range(8)).eval())
     x = torch.randn(size.batch // 4, size.length, size.width, generator=torch.Generator().manual_seed(0))
 
-    @torch.no_grad()
-    def seconds(chosen: list[Any]) -> float:
-        y: Tensor = x
-        began = time.perf_counter()
-        for layer in chosen:
-            y = layer(y)
-        return time.perf_counter() - began
-
-    pairs = in_turn(lambda: seconds([layers[0]] * 8), lambda: seconds(list(layers)), 2 if plan.quick else 31)
+    one, eight = nn.Sequential(*[layers[0]] * 8), nn.Sequential(*layers)
+    pairs = in_turn(lambda: seconds(lambda: one(x)), lambda: seconds(lambda: eight(x)), 2 if plan.quick else 31)
     return median_of([shared / own for shared, own in pairs])
 
 
