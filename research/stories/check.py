@@ -11,19 +11,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from itertools import combinations, pairwise
 
-from glissando.data.stories.grammar import (
-    Bind,
-    Choice,
-    Copy,
-    Item,
-    Node,
-    Ref,
-    Seq,
-    Swap,
-    Switch,
-    Text,
-    Total,
-)
+from glissando.data.stories.grammar import Bind, Choice, Copy, Item, Node, Ref, Seq, Swap, Switch, Text, Total
 from research.stories.exact import drawn
 
 Held = dict[str, frozenset[Item]]  # what each slot may hold at a point

@@ -42,10 +42,7 @@ def jacobian_corrected(plan: Plan) -> Finding:
         f"is a tenth as large; alpha dt is {bound:.3f}. It is a bound only where |J_F| is at most 1, and alpha does "
         "not determine that: weights are free, and the norms of attention and MLP divide by the size of H"
     )
-    checks = {
-        "trained: within alpha dt": norm <= bound,
-        "trained, a smaller H: within alpha dt": small <= bound,
-    }
+    checks = {"trained: within alpha dt": norm <= bound, "trained, a smaller H: within alpha dt": small <= bound}
     return Finding(said, {"norm": norm, "norm_at_a_tenth": small, "alpha": alpha}, checks)
 
 

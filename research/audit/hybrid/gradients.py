@@ -10,16 +10,7 @@ import torch
 from numpy.typing import NDArray
 
 from research.audit.claim import Finding, Plan
-from research.audit.hybrid.training import (
-    CLIP,
-    Trained,
-    build,
-    clip,
-    norm_of,
-    read_tokens,
-    size_of,
-    train,
-)
+from research.audit.hybrid.training import CLIP, Trained, build, clip, norm_of, read_tokens, size_of, train
 from research.audit.training import losses, running_median
 from research.intervals import gap_of
 

@@ -91,12 +91,7 @@ def dial_as_published(plan: Plan) -> Finding:
         f"it rises with u, but for {FLAT:g}": max(falls) <= FLAT,
         f"it crosses within {NEAR_ZERO} of 0": all(abs(c) <= NEAR_ZERO for c in crossings),
     }
-    figures = {
-        "u": SWEPT,
-        "curves": [curve.tolist() for curve in curves],
-        "crossings": crossings,
-        "falls": falls,
-    }
+    figures = {"u": SWEPT, "curves": [curve.tolist() for curve in curves], "crossings": crossings, "falls": falls}
     return Finding(said, figures, checks, draw=lambda target: _draw(u, curves, crossings, target))
 
 

@@ -139,12 +139,7 @@ def irregular_corrected(plan: Plan) -> Finding:
         "no time, no change": still == 0,
         "two half steps are one": halves < 1e-9,
     }
-    figures = {
-        "errors": means,
-        "against_no_time": gap,
-        "against_gru": beside,
-        "laws": [still, halves],
-    }
+    figures = {"errors": means, "against_no_time": gap, "against_gru": beside, "laws": [still, halves]}
     return Finding(said, figures, checks)
 
 

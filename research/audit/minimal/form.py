@@ -62,10 +62,7 @@ def _runs(model: nn.Module) -> Finding:
     said = f"runs for batches (rows x tokens) of {', '.join(ran)}"
     if failed:
         said += f"; fails for {', '.join(failed)}: {next(iter(failed.values()))}"
-    checks = {
-        "runs for as many rows as tokens": "4 x 4" in ran,
-        "runs for every shape": not failed,
-    }
+    checks = {"runs for as many rows as tokens": "4 x 4" in ran, "runs for every shape": not failed}
     return Finding(said, {"ran": ran, "failed": failed}, checks)
 
 
@@ -144,9 +141,6 @@ def pairs_corrected(plan: Plan) -> Finding:
         f"{pairs[0]} of {lines[0]} and {pairs[1]} of {lines[1]} lines are pairs at all, {true[0]} and "
         f"{true[1]} follow the rule that the good ones show"
     )
-    checks = {
-        "every line is a pair": pairs == lines,
-        "every pair follows the rule": pairs == true,
-    }
+    checks = {"every line is a pair": pairs == lines, "every pair follows the rule": pairs == true}
     figures = {"lines": lines, "pairs": pairs, "rule": true}
     return Finding(said, figures, checks)
