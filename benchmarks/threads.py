@@ -44,31 +44,26 @@ _TICK = os.sysconf("SC_CLK_TCK")
 def busy(purpose: str, rounds: int) -> Row:
     """Tokens/s with a busy loop on each core, against the quiet machine's."""
     rates = _measured(rounds)
-    return _row(
-        f"threads, {purpose}, busy", rates["chosen", purpose, True], rates["chosen", purpose, False], 0.4, "quiet"
-    )
+    return _row(f"{purpose}, busy", rates["chosen", purpose, True], rates["chosen", purpose, False], 0.4, "quiet")
 
 
 def against_spinning(purpose: str, rounds: int) -> Row:
     """The same, against all threads that wait as OpenMP does by itself."""
     rates = _measured(rounds)
-    return _row(
-        f"threads, {purpose}, busy", rates["chosen", purpose, True], rates["spinning", purpose, True], 1.0, "spinning"
-    )
+    return _row(f"{purpose}, busy", rates["chosen", purpose, True], rates["spinning", purpose, True], 1.0, "spinning")
 
 
 def quiet(purpose: str, rounds: int) -> Row:
     """Tokens/s of a quiet machine, against the better of one thread and all that spin."""
     rates = _measured(rounds)
-    peers = [rates[how, purpose, False] for how in ("spinning", "one")]
-    best = max(peers, key=statistics.median)
-    return _row(f"threads, {purpose}, quiet", rates["chosen", purpose, False], best, 0.95, "best fixed number")
+    best = max((rates[how, purpose, False] for how in ("spinning", "one")), key=statistics.median)
+    return _row(f"{purpose}, quiet", rates["chosen", purpose, False], best, 0.95, "best fixed number")
 
 
 def _row(name: str, ours: list[float], peer: list[float], goal: float, peer_name: str) -> Row:
     ratio = statistics.median(a / b for a, b in zip(ours, peer, strict=True))
     a, b = statistics.median(ours), statistics.median(peer)
-    return Row(name, a, b, "tokens/s", ratio, f"{goal:g}x", ratio >= goal, peer_name)
+    return Row(f"threads, {name}", a, b, "tokens/s", ratio, f"{goal:g}x", ratio >= goal, peer_name)
 
 
 @functools.cache

@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import csv
 import json
+from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -29,6 +30,27 @@ def parser_of(program: str, about: str, tasks: Iterable[str], models: Iterable[s
     parser.add_argument("--rates", default=rates, help="learning rates, with commas between")
     parser.add_argument("--parameters", type=int, default=20_000)
     return parser
+
+
+def options_of_width(mixer: dict[str, Any], width: int, head: dict[str, Any]) -> dict[str, Any]:
+    """A model of two layers of this width around a mixer."""
+    state = {"state_size": width} if mixer["kind"] == "liquid" else {}
+    block, depth = {"mlp": {"hidden": width}}, {"layers": 2}
+    return {"hidden_size": width, "mixer": {**mixer, **state}, "block": block, "depth": depth, **head}
+
+
+def of_the_size(
+    parameters: int, mixer: dict[str, Any], head: dict[str, Any], build: Callable[[dict[str, Any]], Any]
+) -> dict[str, Any]:
+    """The options of the model whose parameters, which rise with its width, are nearest to so many."""
+
+    def size(width: int) -> int:
+        return build(options_of_width(mixer, width, head)).num_parameters()
+
+    widths = range(8, 97, 4)
+    place = bisect_left(widths, parameters, key=size)  # the first that has so many, or more
+    width = min(widths[max(0, place - 1) : place + 1], key=lambda width: abs(size(width) - parameters))
+    return options_of_width(mixer, width, head)
 
 
 def results(path: Path) -> list[dict[str, Any]]:

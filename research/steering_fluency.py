@@ -9,7 +9,6 @@ other beginnings.
     none       the base as it is
     addition   s u v at one of two places of the depth, two strengths
     CAST       the same where a condition holds, two thresholds
-    prefix     guidance by a labelled text ahead of the prompt, two kinds and two weights
     dial       guidance by the model's own dial, four weights; w = 1 is the dial
 
 The base is RUN without a control, which training with neutral_kl ties to a model that has no dial.
@@ -41,11 +40,10 @@ from research.runs import options_of
 from research.steering.activation_addition import Addition, means, places
 from research.steering.conditional import Conditional
 from research.steering.guidance import Guidance
-from research.steering.prompt_prefix import Prefix
 from research.steering.rows import labelled_texts
 from research.stories.costs import CostReader
 
-WAYS = ("none", "addition", "CAST", "prefix", "dial")
+WAYS = ("none", "addition", "CAST", "dial")
 Write = Callable[[Trial, float], list[str]]
 
 
@@ -98,10 +96,6 @@ def settings(
     """Four settings of a way, by name."""
     if way == "dial":
         guided: list[Any] = [Guidance(model, w, dial) for w in (0.5, 1, 2, 3)]
-        return {each.way: each.write for each in guided}
-    if way == "prefix":
-        prefixes = [Prefix(model, kind, texts) for kind in ("opening", "story")]
-        guided = [Guidance(model, w, dial, prefix) for prefix in prefixes for w in (1, 3)]
         return {each.way: each.write for each in guided}
     plus, minus = means(model, texts[1]), means(model, texts[-1])
     names = [name for name in places(model) if not name.startswith("after")][-2:]  # the last before the flow, and it

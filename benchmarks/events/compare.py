@@ -12,7 +12,6 @@ import csv
 import json
 import tempfile
 import time
-from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from statistics import mean
@@ -103,18 +102,10 @@ def model_of(name: str, parameters: int, prepared: Any, head: dict[str, Any]) ->
     """The options of a model of about so many parameters for a log that is read."""
     from glissando.events.task import build
 
-    def of_width(width: int) -> dict[str, Any]:
-        mixer = {**MODELS[name], **({"state_size": width} if name == "liquid" else {})}
-        return {
-            "hidden_size": width, "mixer": mixer, "block": {"mlp": {"hidden": width}}, "depth": {"layers": 2}, **head,
-        }  # fmt: skip
+    def built(options: dict[str, Any]) -> Any:
+        return build(options, prepared.encoding, prepared.scales)
 
-    def size(width: int) -> int:
-        return build(of_width(width), prepared.encoding, prepared.scales).num_parameters()
-
-    widths = range(8, 97, 4)
-    place = bisect_left(widths, parameters, key=size)  # the first that has so many, or more
-    return of_width(min(widths[max(0, place - 1) : place + 1], key=lambda width: abs(size(width) - parameters)))
+    return tuned.of_the_size(parameters, MODELS[name], head, built)
 
 
 def use_own_clock() -> None:

@@ -187,15 +187,7 @@ def model_of(name: str, parameters: int, prepared: Any, head: dict[str, Any]) ->
     """The options of a model of about so many parameters for a table that is read."""
     from glissando.series.task import build
 
-    def of_width(width: int) -> dict[str, Any]:
-        mixer = {**MODELS[name], **({"state_size": width} if name == "liquid" else {})}
-        return {
-            "hidden_size": width, "mixer": mixer, "block": {"mlp": {"hidden": width}}, "depth": {"layers": 2}, **head,
-        }  # fmt: skip
-
-    return of_width(
-        min(range(8, 97, 4), key=lambda width: abs(build(of_width(width), prepared).num_parameters() - parameters))
-    )
+    return tuned.of_the_size(parameters, MODELS[name], head, lambda options: build(options, prepared))
 
 
 def trained(task: str, model: str, rate: float, seed: int, settings: argparse.Namespace) -> dict[str, Any]:

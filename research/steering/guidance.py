@@ -2,15 +2,13 @@
 
     log p = log p_0 + w (log p_c - log p_0) + const
 
-Ho and Salimans 2022, arXiv 2207.12598; for language models Sanchez et al. 2023, arXiv 2306.17806. The condition is a
-labelled text ahead of the prompt (prompt_prefix.py), or, in a model with dials, the dial at u; the other reader has
-neither. w = 1 is the condition alone.
+Ho and Salimans 2022, arXiv 2207.12598; for language models Sanchez et al. 2023, arXiv 2306.17806. The condition is the
+dial at u; the other reader has none. w = 1 is the condition alone.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -18,7 +16,6 @@ from torch import Tensor
 from glissando.evaluation.steering import Trial
 from glissando.generation import control_values, tokenizer_of
 from glissando.model import LanguageModel
-from research.steering.prompt_prefix import Prefix
 
 
 class Reader:
@@ -39,28 +36,22 @@ class Reader:
 
 
 class Guidance:
-    """The steering by weight w: of the dial `name` if `prefix` is None."""
+    """The steering by the dial `name` at weight w."""
 
-    def __init__(self, model: LanguageModel, weight: float, name: str, prefix: Prefix | None = None) -> None:
-        self.model, self.weight, self.name, self.prefix = model, weight, name, prefix
+    def __init__(self, model: LanguageModel, weight: float, name: str) -> None:
+        self.model, self.weight, self.name = model, weight, name
 
     @property
     def way(self) -> str:
-        return f"guidance by {'the dial' if self.prefix is None else self.prefix.way}, w = {self.weight:.3g}"
+        return f"guidance by the dial, w = {self.weight:.3g}"
 
     @torch.no_grad()
     def write(self, trial: Trial, u: float) -> list[str]:
         """The trial's prompts continued at u; every row has random numbers of its own."""
-        tokenizer, control = tokenizer_of(self.model), None
+        tokenizer, control = tokenizer_of(self.model), torch.tensor([control_values(self.model, {self.name: u})])
         prompts: list[list[int]] = [tokenizer.encode(prompt) for prompt in trial.prompts]
         plain = [[tokenizer.eos_id, *prompt] for prompt in prompts]
-        conditioned: Any = plain
-        if self.prefix is None:
-            control = torch.tensor([control_values(self.model, {self.name: u})])
-        else:
-            ahead = self.prefix.chosen(trial, u, len(prompts))
-            conditioned = [[*before, *prompt] for before, prompt in zip(ahead, prompts, strict=True)]
-        readers = Reader(self.model, conditioned, control), Reader(self.model, plain, None)
+        readers = Reader(self.model, plain, control), Reader(self.model, plain, None)
         generators = [torch.Generator().manual_seed(trial.seed + row) for row in range(len(prompts))]
         written: list[list[int]] = [[] for _ in prompts]
         ended = torch.zeros(len(prompts), dtype=torch.bool)
