@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import statistics
 import time
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -11,7 +10,7 @@ from itertools import islice
 
 import torch
 
-from benchmarks.speed import Row, endless, paired, random_bytes
+from benchmarks.speed import Row, beside, endless, paired, random_bytes
 from glissando.decoding.steps import Kind
 from glissando.generation import BLOCK, Continuation, Sampling, generate, stream
 from glissando.loading import load
@@ -41,24 +40,15 @@ def decoding(preset: str, context: int, rounds: int) -> Row:
     def texts(step: Kind) -> Iterator[object]:
         return Continuation(model, [prompt], 1 << 20, Sampling(), step=step)
 
-    kinds: tuple[Kind, ...] = ("compiled", "plain")
-    running = {step: texts(step) for step in kinds}
-    for text in running.values():
+    def rate(text: Iterator[object]) -> float:
+        began = time.process_time()
+        return len(list(islice(text, _TOKENS))) / (time.process_time() - began)
+
+    compiled, plain = texts("compiled"), texts("plain")
+    for text in (compiled, plain):
         list(islice(text, 3))  # reads the prompt, and compiles
-    seconds: list[dict[Kind, float]] = []
-    for _ in range(rounds):
-        turn = {}
-        for step, text in running.items():
-            began = time.process_time()
-            list(islice(text, _TOKENS))
-            turn[step] = (time.process_time() - began) / _TOKENS
-        seconds.append(turn)
-    compiled, plain = (statistics.median(1 / turn[step] for turn in seconds) for step in kinds)
-    ratio = statistics.median(turn["plain"] / turn["compiled"] for turn in seconds)
-    goal = GOALS[preset, context]
-    name = f"decoding {preset} behind {context:,}"
-    wanted = "none" if goal is None else f"{goal:g}x"
-    return Row(name, compiled, plain, "tokens/s", ratio, wanted, goal is None or ratio >= goal, "plain step")
+    name, goal = f"decoding {preset} behind {context:,}", GOALS[preset, context]
+    return beside(name, partial(rate, compiled), partial(rate, plain), rounds, goal, "plain step")
 
 
 #: presets whose public calls are timed, the public calls, and the least share of the step's own rate
@@ -79,20 +69,19 @@ def public(preset: str, call: str, rounds: int) -> Row:
         CALLS[call](model, "a" * 64, max_tokens=tokens)
         return time.process_time() - began
 
-    def step_seconds() -> float:
+    def public_rate() -> float:
+        return count / (public_seconds(count + 1) - public_seconds(1))
+
+    def step_rate() -> float:
         with torch.no_grad():
             _, state = model(random_bytes(1, 64), model.init_state(1))
         rows = decoder.rows(state)
         began = time.process_time()
         for _ in range(count):
             decoder.step(ids, rows)
-        return time.process_time() - began
+        return count / (time.process_time() - began)
 
-    pairs = [(public_seconds(count + 1) - public_seconds(1), step_seconds()) for _ in range(rounds + 1)][1:]
-    ours, step = (statistics.median(count / seconds[side] for seconds in pairs) for side in (0, 1))
-    ratio = statistics.median(seconds[1] / seconds[0] for seconds in pairs)
-    name = f"{call} {preset} behind 64"
-    return Row(name, ours, step, "tokens/s", ratio, f"{_SHARE:g}x", ratio >= _SHARE, "step alone")
+    return beside(f"{call} {preset} behind 64", public_rate, step_rate, rounds, _SHARE, "step alone")
 
 
 ROWS = {f"decoding-{preset}-{context}": partial(decoding, preset, context) for preset, context in GOALS}
@@ -122,8 +111,7 @@ def lookup(case: str, rounds: int) -> Row:
         began = time.process_time()
         return len(list(text(ahead))) / (time.process_time() - began)
 
-    ours, peer, ratio = paired(partial(rate, 16), partial(rate, 0), rounds)
-    return Row(f"lookup, {case}", ours, peer, "tokens/s", ratio, "none", True, "without")
+    return beside(f"lookup, {case}", partial(rate, 16), partial(rate, 0), rounds, None, "without")
 
 
 ROWS |= {f"decoding-lookup-{case}": partial(lookup, case) for case in LOOKUP}
@@ -135,28 +123,20 @@ def flat(rounds: int) -> Row:
 
     model = LanguageModel.from_preset("delta-nano").eval()
     decoder, one = Decoder(model), torch.zeros(1, dtype=torch.int64)
-    seconds: dict[int, list[float]] = {1024: [], 65536: []}
     rows = {}
-    for length in seconds:
+    for length in (1024, 65536):
         with torch.no_grad():
             state: State = model.init_state(1)
             for part in random_bytes(1, length).split(4096, 1):
                 _, state = model.features(part, state, donate=True)
         rows[length] = decoder.rows(state)
-    for _ in range(rounds + 1):
-        for length, spent in seconds.items():
-            began = time.perf_counter()
-            for _ in range(_TOKENS):
-                decoder.step(one, rows[length])
-            spent.append((time.perf_counter() - began) / _TOKENS)
-    near, far = (1e3 * statistics.median(spent[1:]) for spent in seconds.values())
-    return Row(
-        "decoding delta-nano behind 64k",
-        far,
-        near,
-        "ms",
-        far / near,
-        "1.0x, within 10 %",
-        far / near < 1.1,
-        "behind 1k",
-    )
+
+    def milliseconds(length: int) -> float:
+        began = time.perf_counter()
+        for _ in range(_TOKENS):
+            decoder.step(one, rows[length])
+        return 1e3 * (time.perf_counter() - began) / _TOKENS
+
+    far, near, ratio = paired(partial(milliseconds, 65536), partial(milliseconds, 1024), rounds)
+    name, goal = "decoding delta-nano behind 64k", "1.0x, within 10 %"
+    return Row(name, far, near, "ms", ratio, goal, ratio < 1.1, "behind 1k")

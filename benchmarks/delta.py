@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from benchmarks.speed import Row, paired, random_bytes
+from benchmarks.speed import Row, beside, random_bytes
 from glissando.compare.speed import trainer
 from glissando.model import LanguageModel
 
@@ -19,6 +19,5 @@ def training(preset: str, length: int, rounds: int) -> Row:
     """Training tokens/s on one row of random bytes beside `transformer-plus-nano`."""
     ids = random_bytes(1, length + 1)
     ours, peer = (LanguageModel.from_preset(name) for name in (preset, "transformer-plus-nano"))
-    a, b, ratio = paired(trainer(ours, ids), trainer(peer, ids), rounds)
-    goal = TRAINING[preset, length]
-    return Row(f"{preset}, T {length}", a, b, "tokens/s", ratio, f"{goal:g}x", ratio >= goal, "transformer-plus-nano")
+    name, goal = f"{preset}, T {length}", TRAINING[preset, length]
+    return beside(name, trainer(ours, ids), trainer(peer, ids), rounds, goal, "transformer-plus-nano")

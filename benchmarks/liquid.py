@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from benchmarks.speed import Row, paired, peak_bytes, random_bytes
+from benchmarks.speed import Row, beside, peak_bytes, random_bytes
 from glissando.compare.speed import trainer
 from glissando.errors import GlissandoError
 from glissando.mixers import Liquid
@@ -63,10 +63,8 @@ def beside_published(preset: str, form: nn.Module, length: int, rounds: int, goa
     """Training tokens/s of a preset at BATCH x length beside `form` at BATCH x PUBLISHED_LENGTH."""
     ours = LanguageModel.from_preset(preset)
     ids, few = random_bytes(BATCH, length + 1), random_bytes(BATCH, PUBLISHED_LENGTH + 1)
-    a, b, ratio = paired(trainer(ours, ids), trainer(form, few), rounds)
-    aim, met = ("none", True) if goal is None else (f"{goal:g}x", ratio >= goal)
-    name = f"{preset} training, T {length}"
-    return Row(name, a, b, "tokens/s", ratio, aim, met, f"published form, T {PUBLISHED_LENGTH}")
+    name, label = f"{preset} training, T {length}", f"published form, T {PUBLISHED_LENGTH}"
+    return beside(name, trainer(ours, ids), trainer(form, few), rounds, goal, label)
 
 
 def training(case: str, rounds: int) -> Row:
@@ -79,10 +77,9 @@ def beside_attention(pair: Pair, rounds: int) -> Row:
     ours = LanguageModel.from_preset(pair.preset)
     peer = of_the_size(ours, pair.peer)
     ids = random_bytes(max(1, 4096 // pair.length), pair.length + 1)
-    a, b, ratio = paired(trainer(ours, ids), trainer(peer, ids), rounds)
     label = f"attention ({peer.num_parameters():,} parameters; ours {ours.num_parameters():,})"
     name = f"{pair.preset} training, T {pair.length}"
-    return Row(name, a, b, "tokens/s", ratio, f"{pair.goal:g}x", ratio >= pair.goal, label)
+    return beside(name, trainer(ours, ids), trainer(peer, ids), rounds, pair.goal, label)
 
 
 def of_the_size(ours: LanguageModel, preset: str) -> LanguageModel:
@@ -152,10 +149,10 @@ def beside_cfc(mixer: nn.Module, size: int, units: int, rounds: int) -> Row:
     """The row of a mixer of width `size`. Raises GlissandoError where `ncps` is not installed."""
     peer = cfc_class()(size, units)
     x = torch.randn(8, 128, size, generator=torch.Generator().manual_seed(0))
-    ours, theirs, ratio = paired(layer_trainer(mixer, x), layer_trainer(peer, x), rounds)
     counts = [sum(p.numel() for p in module.parameters()) for module in (peer, mixer)]
     label = f"CfC ({counts[0]:,} parameters; ours {counts[1]:,})"
-    return Row("liquid layer training, 8 x 128", ours, theirs, "tokens/s", ratio, "3x", ratio >= 3, label)
+    name, ours = "liquid layer training, 8 x 128", layer_trainer(mixer, x)
+    return beside(name, ours, layer_trainer(peer, x), rounds, 3, label)
 
 
 def layer_trainer(module: nn.Module, x: Tensor) -> Callable[[], float]:

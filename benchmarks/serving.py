@@ -24,7 +24,7 @@ from typing import Any
 import torch
 
 from benchmarks import gguf_file
-from benchmarks.speed import Row, llama_like, paired
+from benchmarks.speed import Row, beside, llama_like
 from glissando.data.tokenizers import ByteTokenizer
 from glissando.errors import MissingExtraError, TrainingError
 from glissando.generation import generate, stream
@@ -134,10 +134,11 @@ def throughput(case: str, texts: int, streamed: bool, rounds: int) -> Row:
         return texts * _each(texts) * _NEW / (_cpu_seconds(port) - before)
 
     with _served(model) as port:
-        found, alone, ratio = paired(served, lambda: _in_process(model, texts), rounds)
-    name = f"serving {MODELS[case]}, {texts} texts{' streamed' * streamed}"
-    peer = "generate" if texts > 1 else "stream"
-    return Row(name, found, alone, "tokens/CPU s", ratio, f"{least}x", ratio >= least, peer)
+        name, peer = (
+            f"serving {MODELS[case]}, {texts} texts{' streamed' * streamed}",
+            "generate" if texts > 1 else "stream",
+        )
+        return beside(name, served, lambda: _in_process(model, texts), rounds, least, peer, "tokens/CPU s")
 
 
 def _transformers_command(model: LanguageModel, folder: str) -> list[str]:
@@ -222,8 +223,8 @@ def against(peer: str, rounds: int) -> Row:
         return _TEXTS * _each(_TEXTS) * _NEW / (_cpu_seconds(port) - before)
 
     with _served(model) as port, _peer_served(peer, model) as other:
-        ours, theirs, ratio = paired(lambda: rate(port), lambda: rate(other), rounds)
-    return Row("serving, 1M, 32 texts", ours, theirs, "tokens/CPU s", ratio, "1x", ratio >= 1, peer)
+        name = "serving, 1M, 32 texts"
+        return beside(name, lambda: rate(port), lambda: rate(other), rounds, 1, peer, "tokens/CPU s")
 
 
 #: tokens of a prompt behind what it shares with an earlier one
@@ -246,11 +247,12 @@ def prefix(case: str, length: int, rounds: int) -> Row:
             return 1000 * (time.perf_counter() - began)
 
         first(shared)
-        reused, whole, ratio = paired(
-            lambda: first(shared + fresh(_TAIL)), lambda: first(fresh(length + _TAIL)), rounds
-        )
-    name = f"first token, {MODELS[case]}, prefix {length:,}"
-    return Row(name, reused, whole, "ms", ratio, "none", True, "whole prompt")
+
+        def reused() -> float:
+            return first(shared + fresh(_TAIL))
+
+        name = f"first token, {MODELS[case]}, prefix {length:,}"
+        return beside(name, reused, lambda: first(fresh(length + _TAIL)), rounds, None, "whole prompt", "ms")
 
 
 def memory(rounds: int) -> Row:

@@ -6,7 +6,7 @@ import time
 
 import torch
 
-from benchmarks.speed import Row, paired, random_bytes
+from benchmarks.speed import Row, beside, random_bytes
 from glissando.compare.speed import trainer
 from glissando.mixers import Memo
 from glissando.model import LanguageModel
@@ -26,8 +26,8 @@ def training(rounds: int) -> Row:
     """Training tokens/s at D = 256, S = 6, T = 8192 beside the published formulation, both with checkpoints."""
     ids = random_bytes(1, LENGTH + 1)
     published = PublishedContinuousTransformer(WIDTH, checkpoint=True)
-    ours, theirs, ratio = paired(trainer(_ours(), ids), trainer(published, ids), rounds)
-    return Row("spectral training, T 8192", ours, theirs, "tokens/s", ratio, "3x", ratio >= 3, "published")
+    ours = trainer(_ours(), ids)
+    return beside("spectral training, T 8192", ours, trainer(published, ids), rounds, 3, "published")
 
 
 def decoding(rounds: int) -> Row:
@@ -41,8 +41,8 @@ def decoding(rounds: int) -> Row:
             published.next_logits(ids)
         return 3 / (time.perf_counter() - began)
 
-    ours, peer, ratio = paired(lambda: 1 / seconds_a_token(model, CONTEXT), theirs, rounds)
-    return Row("spectral decoding, context 1024", ours, peer, "characters/s", ratio, "50x", ratio >= 50, "published")
+    name = "spectral decoding, context 1024"
+    return beside(name, lambda: 1 / seconds_a_token(model, CONTEXT), theirs, rounds, 50, "published", "characters/s")
 
 
 def seconds_a_token(model: LanguageModel, context: int, tokens: int = 64) -> float:
@@ -62,6 +62,5 @@ def long_text(rounds: int) -> Row:
     """Training tokens/s at T = 8192 of the published size beside `transformer` with about its parameters."""
     peer = LanguageModel.from_preset("transformer", hidden_size=240, block={"mlp": {"hidden": 664}})
     ours, ids = _ours(checkpoint=False, hidden_size=1024), random_bytes(1, LENGTH + 1)
-    a, b, ratio = paired(trainer(ours, ids), trainer(peer, ids), rounds)
     label = f"attention ({peer.num_parameters():,} parameters; ours {ours.num_parameters():,})"
-    return Row("spectral, 2.9M, T 8192", a, b, "tokens/s", ratio, "above 1x", ratio > 1, label)
+    return beside("spectral, 2.9M, T 8192", trainer(ours, ids), trainer(peer, ids), rounds, 1, label)

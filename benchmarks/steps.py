@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from benchmarks.speed import Row, endless, paired, random_bytes
+from benchmarks.speed import Row, beside, endless, random_bytes
 from glissando.generation import generate
 from glissando.model import LanguageModel
 
@@ -63,19 +63,22 @@ def step(preset: str, context: int, count: int, rounds: int) -> Row:
     decoder, ids, goal = Decoder(model), torch.zeros(count, dtype=torch.int64), GOALS[preset][count > 1]
     with torch.no_grad():
         _, state = model.features(random_bytes(count, context), model.init_state(count))
-    steps = max(_STEPS, 64 // count)
-    rows, rates, shares = decoder.rows(state), [], []
-    for _ in range(rounds + 1):
-        rows.filled[:] = context
-        began = time.thread_time()
-        for _ in range(steps):
-            decoder.step(ids, rows)
-        rates.append(count * steps / (time.thread_time() - began))
-        products = 2 * 32 * 128 * 512 / _product_seconds()
-        shares.append(2 * sum(p.numel() for p in model.parameters()) * rates[-1] / products)
-    rate, ratio = statistics.median(rates[1:]), statistics.median(shares[1:])
+    rows, operations = decoder.rows(state), 2 * sum(p.numel() for p in model.parameters())
+
+    def products() -> float:
+        return 2 * 32 * 128 * 512 / _product_seconds() / operations
+
     name = f"step of {preset}, {count} rows behind {context}"
-    return Row(name, rate, rate / ratio, "tokens/s", ratio, f"{goal:g}", ratio >= goal, "products alone")
+    return beside(name, lambda: _rate(decoder, rows, ids, context), products, rounds, goal, "products alone")
+
+
+def _rate(decoder: Any, rows: Any, ids: torch.Tensor, context: int) -> float:
+    """Tokens/s of rows of which each has read `context` tokens."""
+    rows.filled[:] = context
+    steps, began = max(_STEPS, 64 // len(ids)), time.thread_time()
+    for _ in range(steps):
+        decoder.step(ids, rows)
+    return len(ids) * steps / (time.thread_time() - began)
 
 
 def _writer(preset: str, clock: Callable[[], float]) -> Callable[[int], float]:
@@ -104,10 +107,8 @@ def texts(preset: str, rounds: int) -> Row:
 def threads(preset: str, rounds: int) -> Row:
     """Tokens/s on two threads against one, by the wall's clock: the machine has to be idle."""
     write = _writer(preset, time.perf_counter)
-    two, one, ratio = paired(lambda: write(2), lambda: write(1), rounds)
-    return Row(
-        f"32 texts of {preset}, 2 threads", two, one, "tokens/s", ratio, f"{_TWO:g}", ratio >= _TWO, "one thread"
-    )
+    name = f"32 texts of {preset}, 2 threads"
+    return beside(name, lambda: write(2), lambda: write(1), rounds, _TWO, "one thread")
 
 
 def caches(preset: str, context: int, count: int, rounds: int) -> Row:
@@ -128,18 +129,8 @@ def _smaller(name: str, preset: str, context: int, count: int, rounds: int, **op
     model, ids = LanguageModel.from_preset(preset).eval(), torch.zeros(count, dtype=torch.int64)
     with torch.no_grad():
         _, state = model.features(random_bytes(count, context), model.init_state(count))
-    decoders = [Decoder(model, **options), Decoder(model)]
-    rows, steps = [decoder.rows(state) for decoder in decoders], max(_STEPS, 64 // count)
-    rates: list[list[float]] = []
-    for _ in range(rounds + 1):
-        rates.append([])
-        for decoder, texts_ in zip(decoders, rows, strict=True):
-            texts_.filled[:] = context
-            began = time.thread_time()
-            for _ in range(steps):
-                decoder.step(ids, texts_)
-            rates[-1].append(count * steps / (time.thread_time() - began))
-    reduced, whole = (statistics.median(rate[i] for rate in rates[1:]) for i in range(2))
-    ratio = statistics.median(a / b for a, b in rates[1:])
+    reduced, whole = Decoder(model, **options), Decoder(model)
+    few, many = reduced.rows(state), whole.rows(state)
     name = f"{name}, {count} rows behind {context}"
-    return Row(name, reduced, whole, "tokens/s", ratio, f"{_SMALLER:g}", ratio >= _SMALLER, "float32")
+    ours, peer = lambda: _rate(reduced, few, ids, context), lambda: _rate(whole, many, ids, context)
+    return beside(name, ours, peer, rounds, _SMALLER, "float32")

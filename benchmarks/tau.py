@@ -8,7 +8,7 @@ from collections.abc import Callable
 import torch
 import torch.nn.functional as F
 
-from benchmarks.speed import Row, paired
+from benchmarks.speed import Row, beside
 from glissando.mixers.tau.attention import exponents, tau_attention
 
 HEADS, SIZE = 6, 64
@@ -19,23 +19,18 @@ BACKWARD = {"4k": (4096, 4), "16k": (16384, 12)}
 
 def forward(case: str, rounds: int) -> Row:
     """Milliseconds of a forward without gradients, importance and gate on."""
-    length, goal = FORWARD[case]
     with torch.no_grad():
-        ours, peer, ratio = _paired(length, rounds, with_gradients=False)
-    return Row(f"tau attention, T {case}", ours, peer, "calls/s", ratio, f"{goal}x", ratio >= goal, "fused softmax")
+        return _beside(f"tau attention, T {case}", *FORWARD[case], rounds, with_gradients=False)
 
 
 def backward(case: str, rounds: int) -> Row:
     """Forward and backward with the gradients of lambdas, values, temperature, importance and gate."""
-    length, goal = BACKWARD[case]
-    ours, peer, ratio = _paired(length, rounds, with_gradients=True)
-    name = f"tau attention and gradients, T {case}"
-    return Row(name, ours, peer, "calls/s", ratio, f"{goal}x", ratio >= goal, "fused softmax")
+    return _beside(f"tau attention and gradients, T {case}", *BACKWARD[case], rounds, with_gradients=True)
 
 
-def _paired(length: int, rounds: int, with_gradients: bool) -> tuple[float, float, float]:
+def _beside(name: str, length: int, goal: float, rounds: int, with_gradients: bool) -> Row:
     tau, standard = tau_call(length, with_gradients), standard_call(length, with_gradients)
-    return paired(lambda: _rate(tau), lambda: _rate(standard), rounds)
+    return beside(name, lambda: _rate(tau), lambda: _rate(standard), rounds, goal, "fused softmax", "calls/s")
 
 
 def _rate(call: Callable[[], object]) -> float:
