@@ -217,25 +217,21 @@ def tau_table(bench: Bench) -> str:
         for gradients in (False, True):
             what = f"T {length:,}" + (" and gradients" if gradients else "")
             standard, ours = (
-                bench.attempt(f"{name}, {what}", partial(milliseconds, bench, make, length, gradients))
+                bench.attempt(f"{name}, {what}", partial(milliseconds, bench, partial(make, bench, length, gradients)))
                 for name, make in (("SDPA", standard_row), ("tau", tau_call))
             )
             ratio: float | str | None = ours if isinstance(ours, str) else None
             if isinstance(ours, float) and isinstance(standard, float):
                 ratio = standard / ours
-            least = next((bar for low, high, bar in _tau_bars() if low <= length < high), None)
+            (short, half), (long, ahead) = TAU_SHORT, TAU_LONG
+            least = half if length < short else ahead if length >= long else None
             shown = "" if least is None else f"{least}: {bench.bar(ratio, least)}"
             lines.append([what, standard, ours, ratio, shown])
     return table(["tokens", "SDPA (ms)", "tau (ms)", "tau over SDPA", "bar"], lines)
 
 
-def milliseconds(bench: Bench, make: Callable[..., Callable[[], object]], length: int, gradients: bool) -> float:
-    return 1e3 * bench.seconds(make(bench, length, gradients))
-
-
-def _tau_bars() -> list[tuple[int, float, float]]:
-    (short, half), (long, ahead) = TAU_SHORT, TAU_LONG
-    return [(0, short, half), (long, float("inf"), ahead)]
+def milliseconds(bench: Bench, make: Callable[[], Callable[[], object]]) -> float:
+    return 1e3 * bench.seconds(make())
 
 
 def tau_call(bench: Bench, length: int, gradients: bool) -> Callable[[], object]:
@@ -289,17 +285,11 @@ def delta_table(bench: Bench) -> str:
             if bench.device.type == "cuda" and find_spec("fla"):
                 calls["fla"] = fla_delta_call
             found = [
-                bench.attempt(f"{name}, {what}", partial(delta_milliseconds, bench, make, given, gradients))
+                bench.attempt(f"{name}, {what}", partial(milliseconds, bench, partial(make, given, gradients)))
                 for name, make in calls.items()
             ]
             lines.append([what, *found, *[None] * (3 - len(found))])
     return table(["tokens", "SDPA (ms)", "delta (ms)", "flash-linear-attention (ms)"], lines)
-
-
-def delta_milliseconds(
-    bench: Bench, make: Callable[..., Callable[[], object]], given: tuple[Tensor, ...], gradients: bool
-) -> float:
-    return 1e3 * bench.seconds(make(given, gradients))
 
 
 def delta_problem(bench: Bench, rows: int, length: int) -> tuple[Tensor, ...]:

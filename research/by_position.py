@@ -20,6 +20,7 @@ import math
 import sys
 from pathlib import Path
 
+import pandas as pd
 import torch
 from torch import Tensor
 from tqdm import tqdm
@@ -50,22 +51,10 @@ def main() -> None:
     titles = [name or "transformer-nano, untrained" for name in names]
     after = [f"after {place:,}" for place in range(0, piece * pieces, piece)]
     print(f"{len(found[0])} pieces of {piece:,} bytes, each read at {pieces} places of a row. Bits per byte:")
-    show(
-        ["", *after],
-        [[title, *(f"{cell:.4f}" for cell in bits.mean(0))] for title, bits in zip(titles, found, strict=True)],
-    )
+    print(pd.DataFrame([bits.mean(0).tolist() for bits in found], titles, after).round(4).to_string())
     print("\nDifferences: a place minus the one before, and as named; 95 % intervals")
-    gaps = [[title, *map(written, differences(bits, found[0]))] for title, bits in zip(titles, found, strict=True)]
-    show(["", *after[1:], "second half - first", "run - first run"], gaps)
-
-
-def show(head: list[str], rows: list[list[str]]) -> None:
-    """A table with its first column to the left and the others to the right."""
-    columns = []
-    for at, column in enumerate(zip(head, *rows, strict=True)):
-        width = max(map(len, column))
-        columns.append([cell.rjust(width) if at else cell.ljust(width) for cell in column])
-    print(*("  ".join(row) for row in zip(*columns, strict=True)), sep="\n")
+    gaps = [[f"{gap.value:+.4f} +- {gap.half:.4f}" for gap in differences(bits, found[0])] for bits in found]
+    print(pd.DataFrame(gaps, titles, [*after[1:], "second half - first", "run - first run"]).to_string())
 
 
 def differences(found: Tensor, first: Tensor) -> list[Gap]:
@@ -130,10 +119,6 @@ def bits_and_sizes(model: glissando.LanguageModel, row: str) -> Tensor:
         nats = token_losses(logits, torch.tensor([ids[1:]]))[0].double()
         found[:, sizes.cumsum(0)[:-1]] = torch.stack([nats / math.log(2), sizes[1:].double()])
     return found
-
-
-def written(gap: Gap) -> str:
-    return f"{gap.value:+.4f} +- {gap.half:.4f}"
 
 
 def read(path: Path | None) -> bytes:

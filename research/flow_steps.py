@@ -1,42 +1,28 @@
-"""What the steps of a flow cost and what they buy: quality, time and convergence of every solver.
-
-    python -m research.flow_steps RUN
+"""A flow solved otherwise than it was trained, and how far that ends from the exact solution.
 
     distance of n steps = |H_n(1) - H*(1)| / |H*(1) - H(0)|,    H* by REFERENCE
 
 H(0) is the flow's input and H(1) its output. The distance is relative to how far the flow moves its input, because a
 flow that hardly moves it makes every solver look exact beside |H(1)|.
-
-Every setting reads the same text, so that differences between settings are far surer than any of the figures.
 """
 
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, NamedTuple
 
-import numpy as np
-import pandas as pd
 import torch
 from torch import Tensor
 
 from glissando.backbone import for_saved_weights
 from glissando.data.base import IGNORED, Batch, Corpus
 from glissando.depth.flow import FlowDepth
-from glissando.depth.solvers import TABLEAUS, evaluations
-from glissando.evaluation.scoring import accepted_control, score
-from glissando.loading import load
+from glissando.evaluation.scoring import accepted_control
 from glissando.model import LanguageModel
 from glissando.progress import track
-from research.runs import corpus_of, options_of
 
-STEPS = (1, 2, 4, 8, 16)
-MOST_EVALUATIONS = 32
-#: of held-out text that every setting reads: one to two minutes on one core at the nano size
-SAMPLE_BYTES = 8192
 _PATH = 128  # tokens whose way through the flow is followed
 
 
@@ -48,46 +34,6 @@ class Setting(NamedTuple):
 
 
 REFERENCE = Setting("rk4", 32)
-
-
-def settings(trained: Setting) -> list[Setting]:
-    """Every method at every number of steps that takes at most MOST_EVALUATIONS, and the trained setting."""
-    every = [Setting(method, n) for method in TABLEAUS for n in STEPS]
-    chosen = [setting for setting in every if evaluations(*setting) <= MOST_EVALUATIONS]
-    order = list(TABLEAUS)
-    return sorted({*chosen, trained}, key=lambda setting: (order.index(setting.method), setting.n_steps))
-
-
-def measure_steps(
-    model: LanguageModel, corpus: Corpus, sample_bytes: int = SAMPLE_BYTES, rounds: int = 5
-) -> pd.DataFrame:
-    """A row for each setting, on at most about `sample_bytes` of the corpus's held-out text: whether the model was
-    trained so, evaluations of the field, bits per byte, milliseconds to read a row (the median of `rounds`, the
-    settings in turn, so that all share what else the machine does), and the distance above.
-
-    Raises ValueError for a model without a flow, DataError if there is nothing to score.
-    """
-    if not isinstance(model.depth, FlowDepth):
-        raise ValueError(f"steps are those of a flow, and this model's depth is a {type(model.depth).__name__}")
-    trained = Setting(model.depth.config.method, model.depth.n_steps)
-    models = {setting: solved_with(model, setting) for setting in settings(trained)}
-    batches = sample(corpus, sample_bytes)
-    row = one_text(batches[len(batches) // 2])
-    turns = [
-        [_milliseconds(variant, row) for variant in models.values()]
-        for _ in track(range(rounds + 1), "timing every setting", unit="rounds")
-    ]
-    # The first round is slower for what is allocated and remembered in it.
-    times, gaps = np.median(turns[1:], 0), distances(model, [*models], row)
-    read = track(models.items(), "reading the text", total=len(models), unit="settings")
-    rows = [
-        {
-            **setting._asdict(), "trained": "*" if setting == trained else "", "evaluations": evaluations(*setting),
-            "bits_per_byte": score(variant, batches).bits_per_byte, "ms": ms, "distance": gaps[setting],
-        }
-        for (setting, variant), ms in zip(read, times, strict=True)
-    ]  # fmt: skip
-    return pd.DataFrame(rows)
 
 
 def solved_with(model: LanguageModel, setting: Setting) -> LanguageModel:
@@ -123,13 +69,6 @@ def one_text(batch: Batch) -> Batch:
     row = _rows(batch, 1)
     n = row.ids.shape[1] if row.mask is None else int(row.mask.sum())
     return row._replace(ids=row.ids[:, :n], targets=row.targets[:, :n], mask=None)
-
-
-@torch.no_grad()
-def _milliseconds(model: LanguageModel, batch: Batch) -> float:
-    began = time.perf_counter()
-    model(batch.ids, control=accepted_control(model, batch))
-    return 1e3 * (time.perf_counter() - began)
 
 
 def distances(model: LanguageModel, chosen: list[Setting], batch: Batch) -> dict[Setting, float]:
@@ -168,14 +107,3 @@ def flow_ends(model: LanguageModel, batch: Batch) -> tuple[Tensor, Tensor]:
         for hook in hooks:
             hook.remove()
     return seen["start"], seen["end"]
-
-
-def main() -> None:
-    parser = options_of(__doc__)
-    parser.add_argument("run", help="run directory of a flow")
-    model = load(run := parser.parse_args().run)
-    print(measure_steps(model, corpus_of(run, model)).to_string(index=False))
-
-
-if __name__ == "__main__":
-    main()

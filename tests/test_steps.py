@@ -1,9 +1,8 @@
-"""What a flow's steps cost and buy: the orders of the solvers, the same weights, and the program that prints them."""
+"""A flow solved otherwise than it was trained: the orders of the solvers, the same weights, the ends of the flow."""
 
 from __future__ import annotations
 
 import math
-import re
 
 import pytest
 import torch
@@ -11,13 +10,11 @@ from tolerances import assert_close
 from training_runs import configuration
 
 import glissando
-from glissando import progress
 from glissando.data.corpora import build_corpus
 from glissando.depth.solvers import TABLEAUS
 from glissando.model import LanguageModel
 from glissando.training.fit import train
-from research import flow_steps as steps
-from research.flow_steps import Setting, distances, flow_ends, measure_steps, sample, settings, solved_with
+from research.flow_steps import Setting, distances, flow_ends, one_text, sample, solved_with
 from research.steering.activation_addition import changed, places
 
 FLOW = {"kind": "flow", "layers": 2, "n_steps": 3, "control": ["mood", "speech"], "alpha": 1.0}
@@ -37,23 +34,13 @@ def corpus(tmp_path):
     return build_corpus(configuration(tmp_path, STORIES).data)
 
 
-@pytest.mark.slow
 def test_distances_fall_by_the_order_of_each_method(tmp_path):
-    table = measure_steps(flowing(), build_corpus(configuration(tmp_path).data), sample_bytes=50, rounds=1)
+    row = one_text(sample(build_corpus(configuration(tmp_path).data), 50)[0])
     for method, tableau in TABLEAUS.items():
-        gap = table[table.method == method].set_index("n_steps").distance
-        fewer, more = (2, 4) if tableau.order == 4 else (4, 8)
-        assert gap[fewer] / gap[more] == pytest.approx(2**tableau.order, rel=0.35), method
-        assert 1e-9 < gap[more] < 0.2, method
-    assert (table.ms > 0).all()
-
-
-def test_settings_are_bounded_and_hold_the_trained_one():
-    chosen = settings(Setting("euler", 40))
-    assert Setting("euler", 40) in chosen
-    assert len(chosen) == 5 + 5 + 5 + 4 + 1
-    assert all(n * TABLEAUS[method].stages <= 32 for method, n in chosen if n != 40)
-    assert [setting.method for setting in chosen] == sorted((s.method for s in chosen), key=list(TABLEAUS).index)
+        few, many = (Setting(method, n) for n in ((2, 4) if tableau.order == 4 else (4, 8)))
+        gap = distances(flowing(), [few, many], row)
+        assert gap[few] / gap[many] == pytest.approx(2**tableau.order, rel=0.35), method
+        assert 1e-9 < gap[many] < 0.2, method
 
 
 def test_another_setting_has_the_same_weights_and_computes_what_a_model_loaded_so_does(tmp_path):
@@ -111,24 +98,3 @@ def test_a_sample_is_spread_and_counts_its_bytes(corpus):
     for batch in few:
         assert batch.n_bytes == int((batch.targets >= 0).sum())
         assert len(batch.ids) == len(batch.mask) == len(batch.control)
-
-
-def test_a_model_without_a_flow_is_reported(corpus):
-    with pytest.raises(ValueError, match="a DiscreteDepth"):
-        measure_steps(LanguageModel.from_config({"hidden_size": 16}), corpus)
-
-
-@pytest.mark.slow
-def test_the_program_prints_the_steps(tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr(steps, "STEPS", (1, 2))
-    monkeypatch.setattr(progress, "QUIET_SECONDS", 0.0)  # as if everything took long
-    run = tmp_path / "run"
-    train(configuration(tmp_path, TEXT), run)
-    monkeypatch.setattr("sys.argv", ["flow_steps", str(run)])
-    steps.main()
-    captured = capsys.readouterr()
-    for what in ("timing every setting", "distances", "reading the text"):
-        assert re.search(rf"^{what}.*: \d+ of \d+ \w+, \d+:\d\d elapsed", captured.err, re.M), what
-    lines = captured.out.splitlines()
-    assert len(lines) == 1 + 4 * 2 + 1
-    assert [line.split()[:3] for line in lines if "*" in line] == [["euler", "3", "*"]]

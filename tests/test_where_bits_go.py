@@ -51,11 +51,6 @@ def test_the_parts_add_up():
     assert floor.total() == pytest.approx(sum(map(story_bits, texts)))
     for kind, count in kinds.items():
         assert spent[kind] == pytest.approx(8 * count, rel=1e-5)
-    pieces = where_bits_go.rows("Once upon a time there was Lily. " * 4, 2, 40)
-    kinds, floor, (spent,) = where_bits_go.measure([model], pieces)
-    assert kinds.total() == 80
-    assert floor is None
-    assert spent.total() == pytest.approx(640, rel=1e-5)
 
 
 def test_the_bits_of_a_token_count_at_the_first_of_its_bytes_that_has_a_kind():

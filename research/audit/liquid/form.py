@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -55,29 +55,31 @@ SQUARE = 4.9
 
 def cost_as_published(plan: Plan) -> Finding:
     """Milliseconds a token of the published form against length, state size and, decoding, context; one layer."""
-    lengths = (4, 8) if plan.quick else (16, 64)
-    model = published_model(plan, layers=1)
-    reading = [_token_ms(partial(_read, model, some_ids(1, n)), n, plan) for n in lengths]
-    decoding = [_token_ms(partial(_decode_again, model, some_ids(1, n)), 1, plan) for n in lengths]
-    few = some_ids(1, 4)
-    sizes = [_token_ms(partial(_read, published_model(plan, state, 1), few), 4, plan) for state in SIZES]
-    twice = sizes[1] / sizes[0]
-    return _cost("one layer, 128 states", lengths, reading, decoding, twice)
+    lengths, model = (4, 8) if plan.quick else (16, 64), published_model(plan, layers=1)
+    again = [partial(_decode_again, model, some_ids(1, n)) for n in lengths]
+    return _cost(plan, "one layer, 128 states", lengths, model, again, [published_model(plan, n, 1) for n in SIZES], 4)
 
 
 def cost_corrected(plan: Plan) -> Finding:
     """The same of the diagonal dynamics, the published size and number of layers."""
-    lengths = (4, 8) if plan.quick else (512, 4096)
-    model = our_model(plan)
+    lengths, model = (4, 8) if plan.quick else (512, 4096), our_model(plan)
+    steps, sizes = [_decoder(model, some_ids(1, n)) for n in lengths], [our_model(plan, state=n) for n in SIZES]
+    return _cost(plan, "four layers, 128 states", lengths, model, steps, sizes, lengths[0])
+
+
+def _cost(
+    plan: Plan,
+    what: str,
+    lengths: tuple[int, int],
+    model: nn.Module,
+    decoders: Sequence[Callable[[], object]],
+    sizes: Sequence[nn.Module],
+    few: int,
+) -> Finding:
     reading = [_token_ms(partial(_read, model, some_ids(1, n)), n, plan) for n in lengths]
-    decoding = [_token_ms(_decoder(model, some_ids(1, n)), 1, plan) for n in lengths]
-    few = some_ids(1, lengths[0])
-    sizes = [_token_ms(partial(_read, our_model(plan, state=state), few), lengths[0], plan) for state in SIZES]
-    twice = sizes[1] / sizes[0]
-    return _cost("four layers, 128 states", lengths, reading, decoding, twice)
-
-
-def _cost(what: str, lengths: tuple[int, int], reading: list[float], decoding: list[float], twice: float) -> Finding:
+    decoding = [_token_ms(decode, 1, plan) for decode in decoders]
+    small, large = (_token_ms(partial(_read, each, some_ids(1, few)), few, plan) for each in sizes)
+    twice = large / small
     said = (
         f"{what}: reading takes {reading[0]:.3g} ms a token at {lengths[0]:,} tokens and {reading[1]:.3g} at "
         f"{lengths[1]:,}; a decoded token {decoding[0]:.3g} ms behind {lengths[0]:,} and {decoding[1]:.3g} behind "
