@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -25,7 +26,7 @@ def registries_as_they_were() -> Iterator[None]:
             patched.setattr(registry, "options", dict(registry.options))
         patched.setattr(imports, "_imported", dict(imports._imported))
         yield
-    for name in [name for name in sys.modules if name.startswith("imported_")]:
-        del sys.modules[name]
+        for name in imports._imported:
+            sys.modules.pop(f"imported_{Path(name).stem}", None)
     PROBES.clear()
     PROBES.update(probes)
