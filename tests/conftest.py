@@ -31,6 +31,8 @@ if sys.platform != "win32":  # which has no such locks
 import machine  # noqa: F401  before it is replaced
 import registries
 
+# No test cuts the power: of fsync remains that it refuses what is no open file.
+os.fsync = os.fstat
 # Three processes of git for each training, and the answer is the same.
 program.git_state = functools.cache(program.git_state)
 # The sample that every training ends with.

@@ -6,6 +6,7 @@ the whole batch in one process. two_processes.py starts both.
 
 from __future__ import annotations
 
+import functools
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -48,21 +49,31 @@ def loss(model: nn.Module, part: int, controlled: bool) -> Tensor:
     return F.cross_entropy(model(ids[:, :-1], **signals)[0].flatten(0, 1), ids[:, 1:].flatten())
 
 
-def gap(model: LanguageModel, expected: LanguageModel) -> float:
-    """Largest difference of gradients; a weight without a gradient counts as 0."""
-    pairs = zip(model.parameters(), expected.parameters(), strict=True)
-    gradients = [[torch.zeros(()) if p.grad is None else gathered(p.grad) for p in pair] for pair in pairs]
-    return max(float((one - other).abs().max()) for one, other in gradients)
+def gradients(model: nn.Module) -> list[Tensor]:
+    """A weight without a gradient counts as 0."""
+    return [torch.zeros(()) if p.grad is None else gathered(p.grad) for p in model.parameters()]
+
+
+@functools.cache
+def whole(case: str, control: tuple[bool, bool] = ABSENT) -> list[Tensor]:
+    """The gradients of two backward passes over the whole batch in one process: of the sum of halves, not the mean."""
+    model = model_of(case)
+    sum(loss(model, part, control[part]) for part in (0, 1)).backward()  # type: ignore[union-attr]
+    return gradients(model)
+
+
+def gap(model: LanguageModel, expected: list[Tensor]) -> float:
+    """Largest difference of gradients."""
+    return max(float((one - other).abs().max()) for one, other in zip(gradients(model), expected, strict=True))
 
 
 def measure(case: str, wrap: Callable[[LanguageModel], nn.Module], control: tuple[bool, bool] = ABSENT) -> float:
     """Over two backward passes, the second of which DistributedDataParallel refuses after an incomplete first."""
-    model, expected, rank = model_of(case), model_of(case), dist.get_rank()
+    model, rank = model_of(case), dist.get_rank()
     wrapped = wrap(model)
     for _ in range(2):
         loss(wrapped, rank, control[rank]).backward()
-        (sum(loss(expected, part, control[part]) for part in (0, 1)) / 2).backward()
-    return gap(model, expected)
+    return gap(model, whole(case, control))
 
 
 def own_scalar() -> float:
@@ -73,7 +84,7 @@ def own_scalar() -> float:
     shard(SimpleNamespace(model=model), init_device_mesh("cpu", (2,), mesh_dim_names=("data_parallel",)))
     (model.scalar * loss(model, dist.get_rank(), False)).backward()
     (expected.scalar * sum(loss(expected, part, False) for part in (0, 1)) / 2).backward()
-    return gap(model, expected)
+    return gap(model, gradients(expected))
 
 
 def rank_of_two(folder: Path, rank: int) -> None:
@@ -85,7 +96,8 @@ def rank_of_two(folder: Path, rank: int) -> None:
     dist.destroy_process_group()
 
 
-def compile_kernels() -> None:
-    """Before the processes are forked, so that this is done once."""
+def compute_whole() -> None:
+    """Before the processes are forked, so that this is done once, and kernels are compiled once."""
     for case in MODELS:
-        loss(model_of(case), 0, False).backward()
+        whole(case)
+    whole("flow", MIXED)

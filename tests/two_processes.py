@@ -19,8 +19,10 @@ from pathlib import Path
 
 import own_loop_worker
 
+from glissando import shards  # noqa: F401  loaded before the processes are forked
 from glissando.cli import main as glissando
-from glissando.training import fit  # noqa: F401  loaded before the processes are forked
+from glissando.decoding import decoder  # noqa: F401
+from glissando.training import fit  # noqa: F401
 from glissando.training.language_task import LanguageTask
 
 LanguageTask.sample.__defaults__ = (4,)  # of several hundred tokens, each gathers all shards
@@ -58,10 +60,10 @@ def pair(process: Callable[[int], None]) -> None:
 
 
 def main(folder: Path) -> None:
+    own_loop_worker.compute_whole()
     for name, arguments in json.loads((folder / "jobs.json").read_text()).items():
         told = torchrun_environment()
         pair(lambda rank, name=name, arguments=arguments, told=told: train(folder, name, arguments, told, rank))
-    own_loop_worker.compile_kernels()
     pair(lambda rank: own_loop_worker.rank_of_two(folder, rank))
 
 

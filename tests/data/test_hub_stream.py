@@ -28,6 +28,7 @@ BPE = train_bpe(iter(TEXTS), 300)
 def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     """A data set of three files, with a row that has no text and one with a NUL character."""
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.setattr("glissando.data.hub._CHUNK", 1000)  # documents are cut and go on in the next one
     (folder := tmp_path / "set").mkdir()
     for number, rows in enumerate((TEXTS[:90], TEXTS[90:91], ["", *TEXTS[91:]])):
         lines = (json.dumps({"text": text.replace("very", "very\0"), "id": 1}) + "\n" for text in rows)
@@ -56,9 +57,8 @@ def test_shards_make_up_the_batch(tokenizer: Tokenizer, split: str | None, hub: 
 
 @pytest.mark.parametrize("tokenizer", [ByteTokenizer(), BPE], ids=["bytes", "bpe"])
 def test_the_stream_is_the_data_set_in_its_order_behind_what_is_held_out(
-    tokenizer: Tokenizer, hub: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+    tokenizer: Tokenizer, hub: dict[str, Any]
 ) -> None:
-    monkeypatch.setattr("glissando.data.hub._CHUNK", 1000)  # documents are cut and go on in the next one
     corpus = HubStreamCorpus(tokenizer, valid_split=None, **hub, **OPTIONS)
     held_out = sum(batch.n_bytes for batch in corpus.batches("valid"))
     stream = [token for text in TEXTS for token in [*tokenizer.encode(text), tokenizer.eos_id]]
