@@ -7,7 +7,7 @@ import pytest
 # playground needs playwright, without which these files are skipped: it is imported late.
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="package")
 def first_page():
     from playground import browsing
 
@@ -15,7 +15,7 @@ def first_page():
         yield page
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="package")
 def liquid():
     from playground import served
 
@@ -23,7 +23,7 @@ def liquid():
         yield liquid
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="package")
 def hybrid():
     from playground import served
 

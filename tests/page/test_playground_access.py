@@ -10,10 +10,10 @@ import pages
 import pytest
 
 pytest.importorskip("playwright.sync_api", reason="the page's tests drive a browser with playwright")
-from playground import ask, begun, ended, met, refused, visiting
+from playground import ask, ended, met, refused, visiting
 from playwright.sync_api import expect
 
-pytestmark = pytest.mark.skipif(pages.BROWSER is None, reason=pages.NO_BROWSER)
+pytestmark = [pytest.mark.slow, pytest.mark.skipif(pages.BROWSER is None, reason=pages.NO_BROWSER)]
 
 
 def test_the_keyboard_is_enough(hybrid, visit):
@@ -39,6 +39,25 @@ def test_the_keyboard_is_enough(hybrid, visit):
     page.keyboard.press("ArrowRight")
     expect(page.locator("#written .token").first).to_be_focused()
     assert page.text_content("#readout").endswith(pages.spans(page)[0][2])
+
+
+def test_alternatives_by_keyboard(liquid, visit):
+    page = met(visit(liquid))
+    ask(page, "A hen", max_tokens=10, seed=3)
+    ended(page)
+    page.locator("#text").focus()
+    page.keyboard.press("ArrowRight")
+    page.keyboard.press("Enter")
+    buttons = page.locator("#alternatives button")
+    expect(buttons.first).to_be_focused()
+    page.keyboard.press("ArrowDown")
+    expect(buttons.nth(1)).to_be_focused()
+    assert re.fullmatch(
+        r'".*", <?[\d.]+%, (as written|go on from here|not text .*)', buttons.nth(1).get_attribute("aria-label")
+    )
+    page.keyboard.press("Escape")
+    expect(page.locator("#alternatives")).to_be_hidden()
+    expect(page.locator("#written .token").first).to_be_focused()
 
 
 def test_a_phone_needs_no_scrolling_sideways(hybrid, visit):
@@ -72,18 +91,6 @@ def test_an_error_on_a_phone_comes_into_sight(liquid, visit):
     page.click("#sampling summary")
     ask(page, max_tokens=0)
     expect(page.locator("#error")).to_contain_text("Max tokens must be at least 1")
-
-
-def test_the_end_of_a_text_is_followed_until_one_scrolls_away(liquid, visit):
-    page = met(visit(liquid, viewport={"width": 800, "height": 200}))
-    begun(page, liquid, 110, max_tokens=120, seed=1)
-    page.wait_for_function("document.querySelector('#written').children.length > 60")  # some are parts of characters
-    assert page.locator("#text").evaluate("node => node.scrollHeight === node.clientHeight")  # nothing scrolls within
-    expect(page.locator("#ending")).to_be_in_viewport()
-    page.evaluate("window.scrollTo(0, 0)")
-    liquid.gate.allow(pages.EVER)
-    ended(page)
-    assert page.evaluate("window.scrollY") == 0
 
 
 def test_every_text_stands_out_from_what_is_behind_it(liquid, visit):
