@@ -61,7 +61,7 @@ tests: .venv/.installed
 	PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --maxprocesses 8 --dist loadfile
 
 examples: .venv/.installed
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/test_examples.py -m 'example and not slow' -n auto --maxprocesses 8 --dist worksteal
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/test_examples.py -m 'example and not slow'
 
 slow: .venv/.installed
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m 'slow and not serial' --timeout 3600 -n auto --maxprocesses 8 --dist loadfile

@@ -1,7 +1,8 @@
-"""Examples and experiments run as programs, at toy sizes and without a warning."""
+"""Examples and experiments run at toy sizes and without a warning, examples in the process of the tests."""
 
 from __future__ import annotations
 
+import runpy
 import sys
 from pathlib import Path
 
@@ -17,17 +18,15 @@ EXPERIMENTS = sorted(path.stem for path in (ROOT / "research").glob("*.py") if '
 pytestmark = pytest.mark.example
 
 
-def runs(*program: str) -> None:
-    done = call([sys.executable, "-W", "error", *program, "--quick"])
-    assert done.returncode == 0, f"{done.stdout[-1500:]}\n{done.stderr[-3000:]}"
-
-
 @pytest.mark.parametrize("name", EXAMPLES)
-def test_example(name):
-    runs(str(ROOT / "examples" / f"{name}.py"))
+def test_example(name, monkeypatch):
+    monkeypatch.syspath_prepend(ROOT / "examples")
+    monkeypatch.setattr(sys, "argv", [f"{name}.py", "--quick"])
+    runpy.run_path(str(ROOT / "examples" / f"{name}.py"), run_name="__main__")
 
 
 @pytest.mark.parametrize("name", EXPERIMENTS)
 @pytest.mark.slow
 def test_experiment(name):
-    runs("-m", f"research.{name}")
+    done = call([sys.executable, "-W", "error", "-m", f"research.{name}", "--quick"])
+    assert done.returncode == 0, f"{done.stdout[-1500:]}\n{done.stderr[-3000:]}"
