@@ -14,6 +14,7 @@ import contextlib
 import csv
 import hashlib
 import math
+import os
 import re
 import secrets
 import sys
@@ -26,6 +27,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+import torch._inductor.config
 
 from glissando.allocator import prepare_to_train
 from glissando.config import from_dict, merge, options
@@ -41,6 +43,7 @@ from glissando.presets import load_preset
 from glissando.state import state_bytes
 from glissando.training.config import MACHINE, RunConfig, TrainingConfig
 from glissando.training.fit import train
+from glissando.training.launch import processes
 from glissando.training.loop import Loop
 from glissando.training.progress import Progress
 from glissando.yaml_files import read_options
@@ -123,10 +126,15 @@ def check(model: Any, corpus: RespelledStories, seed: int, count: int) -> dict[s
     return scores
 
 
+def cpu_seconds() -> float:
+    """CPU seconds of this process, all threads, and of the child processes that have ended."""
+    return sum(os.times()[:4])
+
+
 class Watch(Progress):
     """Stops a training at the first validation after which both scores are within the target.
 
-    seconds  CPU seconds of this process, all threads, without what validations and checks took
+    seconds  CPU seconds of the program without what validations and checks took
     """
 
     def __init__(self, aside: float, check_seed: int, stories: int) -> None:
@@ -137,7 +145,7 @@ class Watch(Progress):
 
     def after_step(self, loop: Loop) -> None:
         super().after_step(loop)
-        self.stepped = time.process_time()
+        self.stepped = cpu_seconds()
 
     def logged(self, loop: Any) -> None:
         super().logged(loop)
@@ -158,7 +166,7 @@ class Watch(Progress):
         self.reached = max(each.mean for each in self.scores.values()) <= TARGET
         if self.reached:
             loop.ask_to_stop()
-        self.aside += time.process_time() - self.stepped
+        self.aside += cpu_seconds() - self.stepped
 
 
 def read_entry(path: str, seed: int, lexicon: int) -> RunConfig:
@@ -180,6 +188,8 @@ def read_entry(path: str, seed: int, lexicon: int) -> RunConfig:
         if (value := getattr(config.training, name)) not in (getattr(TrainingConfig, name), "cpu"):
             fix = f"an entry is one process on a CPU; remove training.{name}"
             raise ConfigError(f"{path}: training.{name} is {value}; {fix}")
+    if processes(config.training) != (1, 1):
+        raise ConfigError("a speedrun is one process: start it without torchrun")
     config.data = RespelledOptions(**{**vars(config.data), "seed": seed, "lexicon": lexicon})
     config.training.seed, config.training.accelerator, config.imports = seed, "cpu", imported()
     return config
@@ -281,12 +291,13 @@ def run(given: argparse.Namespace) -> dict[str, Any]:
     config = read_entry(given.entry, given.seed, given.lexicon)
     digest = hashlib.sha256(entry.read_bytes()).hexdigest()
     require_ledger(ledger, digest, imports)
+    torch._inductor.config.compile_threads = 1  # no pool of compilers, whose time would not be counted
     prepare_to_train()
     torch.set_num_threads(given.threads)
-    start = time.process_time()
+    start = cpu_seconds()
     rates = {f"gflops_{kind}": round(product_rate(getattr(torch, kind)), 1) for kind in ("float32", "bfloat16")}
     check_seed = secrets.randbits(32) if given.check_seed is None else given.check_seed
-    watch = Watch(time.process_time() - start, check_seed, given.stories)
+    watch = Watch(cpu_seconds() - start, check_seed, given.stories)
     with tempfile.TemporaryDirectory() as folder:
         try:
             train(config, given.out or Path(folder) / "run", watch)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import csv
 import hashlib
 import math
+import subprocess
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -157,6 +159,21 @@ def test_an_entry_that_breaks_a_rule_is_refused(tmp_path, section, named):
     path.write_text(yaml.safe_dump(section))
     with pytest.raises(ConfigError, match=named):
         speedrun.read_entry(str(path), 0, 0)
+
+
+def test_processes_of_torchrun_are_refused(tmp_path, monkeypatch):
+    path = tmp_path / "entry.yaml"
+    path.write_text("preset: transformer-nano")
+    for name, value in (("TORCHELASTIC_RUN_ID", "7"), ("LOCAL_WORLD_SIZE", "2"), ("WORLD_SIZE", "2")):
+        monkeypatch.setenv(name, value)
+    with pytest.raises(ConfigError, match="one process: start it without torchrun"):
+        speedrun.read_entry(str(path), 0, 0)
+
+
+def test_a_child_process_counts():
+    before, alone = speedrun.cpu_seconds(), time.process_time()
+    subprocess.run([sys.executable, "-c", "sum(range(10**7))"], check=True)
+    assert speedrun.cpu_seconds() - before > time.process_time() - alone + 0.05
 
 
 @pytest.mark.parametrize(
