@@ -96,6 +96,8 @@ def test_benchmarks_are_chosen_by_name_or_beginning():
         select(["spectral-decodin"])
 
 
+@pytest.mark.slow
+@pytest.mark.serial
 def test_large_blocks_are_kept_by_the_process():
     """In a process of its own: the tests' allocator stays as it is."""
     program = """

@@ -6,7 +6,7 @@ from __future__ import annotations
 import ast
 import functools
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -309,15 +309,21 @@ def test_a_forward_crosses_few_frames_to_a_kernel(preset: str):
         )
 
 
+def statements(node: ast.AST) -> Iterator[ast.AST]:
+    """Those inside `node` and outside functions."""
+    for child in ast.iter_child_nodes(node):
+        if isinstance(child, ast.stmt | ast.ExceptHandler | ast.match_case):
+            yield child
+            if not isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef):
+                yield from statements(child)
+
+
 @functools.cache
 def imports_of(path: Path) -> set[str]:
     """Modules of ours that a file imports when it is imported, or for its types."""
     package = ".".join(path.relative_to(ROOT.parent).with_suffix("").parts)
-    names, tree, found = module_files(), ast.parse(path.read_text()), set()
-    lazy = {n for f in ast.walk(tree) if isinstance(f, ast.FunctionDef | ast.AsyncFunctionDef) for n in ast.walk(f)}
-    for node in ast.walk(tree):
-        if node in lazy:
-            continue
+    names, found = module_files(), set()
+    for node in statements(ast.parse(path.read_text())):
         if isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom) and node.level == 0 and node.module:

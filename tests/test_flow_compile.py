@@ -28,6 +28,7 @@ def inputs(model: LanguageModel) -> tuple[Tensor, Tensor]:
     return torch.randint(0, 11, (2, 9)), torch.randn(2, 9, len(model.config.depth.control), dtype=torch.float64)
 
 
+@pytest.mark.slow
 def test_evaluation():
     model = small("hybrid-ode").eval()
     ids, control = inputs(model)
@@ -41,7 +42,7 @@ def test_evaluation():
     [
         ("hybrid-ode", "direct"),
         pytest.param("hybrid-ode-nano", "direct", marks=pytest.mark.slow),
-        ("hybrid-ode-nano", "checkpoint"),
+        pytest.param("hybrid-ode-nano", "checkpoint", marks=pytest.mark.slow),
     ],
 )
 def test_training(preset: str, mode: str):

@@ -18,9 +18,9 @@ FEWER_ROWS = {"tauformer": (2, 2), "tauformer-100m": (1, 1), "liquid-ssm": (1, 1
 SLOW = (
     "continuous-transformer", "gpt", "hybrid-ode", "liquid-ssm", "liquid-ssm-dense", "tauformer", "tauformer-100m",
     "transformer", "transformer-plus",
-    # Of parts that the quick ones train, too, or, for tau, test_calibration.py.
-    "composite-nano", "continuous-transformer-nano", "delta-nano", "liquid-ssm-nano", "spectral-delta-nano",
-    "tauformer-nano", "transformer-nano", "transformer-plus-nano",
+    # Of parts that the quick one trains, too, or test_dials.py and, for tau, test_calibration.py.
+    "composite-nano", "continuous-transformer-nano", "delta-nano", "hybrid-ode-nano", "liquid-ssm-nano",
+    "minimal-transformer-nano", "spectral-delta-nano", "tauformer-nano", "transformer-nano", "transformer-plus-nano",
 )  # fmt: skip
 
 

@@ -255,7 +255,12 @@ def in_pairs(a: Tensor, x: Tensor, h0: Tensor, backend: str) -> tuple[Tensor, Te
 @pytest.mark.filterwarnings("ignore")  # torch.compile warns of its own doings
 @pytest.mark.parametrize(
     ("kind", "entry", "time"),
-    [("constant", "complex", 11), ("one step", "real", 11), ("one row", "real", 1), ("varying", "complex", 11)],
+    [
+        ("constant", "complex", 11),
+        ("one row", "real", 1),
+        pytest.param("one step", "real", 11, marks=pytest.mark.slow),
+        pytest.param("varying", "complex", 11, marks=pytest.mark.slow),
+    ],
 )
 def test_pairs_of_reals_are_the_complex_numbers(kind: str, entry: str, time: int):
     """scan_pairs, as it is and compiled, and the compiled scan of complex numbers, against the definition."""
