@@ -69,29 +69,29 @@ class Trainer:
         ("preset:minimal-transformer", {"heads": 3, "ffn": 2}),
         ("preset:gpt", {"width": 2}),
         ("preset:continuous-transformer", {"width": 2}),
-        ("preset:continuous-transformer-nano", {"width": 2, "state": 3}),
+        pytest.param("preset:continuous-transformer-nano", {"width": 2, "state": 3}, marks=pytest.mark.slow),
         ("preset:tauformer-nano", {"width": 2}),
         ("preset:hybrid-ode-nano", {"width": 2}),
         ("preset:liquid-ssm-nano", {"width": 2, "state": 3}),
-        ("mixer:liquid-dense", {"width": 2}),
+        pytest.param("mixer:liquid-dense", {"width": 2}, marks=pytest.mark.slow),
         ("depth:discrete-shortcuts", {"width": 2}),
     ],
     ids=str,
 )
 def test_without_noise_training_is_exactly_the_small_models(case, by):
-    """Losses and gradient norms of 6 clipped steps with weight decay after 3 of the small model, grown once, and
-    then of 3 once more: in float64."""
+    """Losses and gradient norms of 4 clipped steps with weight decay after 3 of the small model, grown once, and
+    then of 2 once more: in float64."""
     small = Trainer(build(case), {}, {})
     small.steps(0, 3)
     once = grow_by(copy.deepcopy(small.model), Growth(**by, noise=0.0))
     grown = Trainer(once.model, record(once, {}), grow_moments(small.moments(), once))
-    expected = small.steps(3, 9)
+    expected = small.steps(3, 7)
     # Fourier bins that a tile does not have get gradients of rounding's size, which Adam magnifies.
     bound = 1e-9 if case != "preset:continuous-transformer" else 1e-6
-    torch.testing.assert_close(grown.steps(3, 9), expected, rtol=bound, atol=bound)
+    torch.testing.assert_close(grown.steps(3, 7), expected, rtol=bound, atol=bound)
     twice = grow_by(grown.model, Growth(width=2, noise=0.0))
     again = Trainer(twice.model, record(twice, record(once, {})), grow_moments(grown.moments(), twice))
-    torch.testing.assert_close(again.steps(9, 12), small.steps(9, 12), rtol=10 * bound, atol=10 * bound)
+    torch.testing.assert_close(again.steps(7, 9), small.steps(7, 9), rtol=10 * bound, atol=10 * bound)
     assert float((expected[-1] - expected[0]).abs().max()) > 0.01  # it was training
 
 

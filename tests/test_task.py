@@ -12,6 +12,7 @@ import pytest
 import torch
 import yaml
 from packages import installed
+from slow import slow_where
 from tolerances import assert_close
 from training_runs import SHIFT, configuration, crash_in, metrics, weights
 
@@ -57,7 +58,7 @@ def test_a_task_of_ones_own(sums, tmp_path, monkeypatch, capsys):
         assert_close(weights(parts)[name], weight, name, 1e-4)
 
 
-@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
+@pytest.mark.parametrize("optimizer", slow_where({"adamw"}, ["adamw", "muon"]))
 def test_any_module_of_pytorch_is_trained(optimizer, sums, tmp_path, monkeypatch):
     """A task whose model knows nothing of glissando: it is resumed to the same weights, and opened. Its own `depth` is
     no depth of ours."""

@@ -66,7 +66,11 @@ def pair_file(folder):
 
 @pytest.mark.parametrize(
     ("corpus", "precision", "bound"),
-    [("text", "32-true", 1e-6), ("shift", "64-true", 1e-12), ("pairs", "64-true", 1e-12)],
+    [
+        ("text", "32-true", 1e-6),
+        pytest.param("shift", "64-true", 1e-12, marks=pytest.mark.slow),
+        ("pairs", "64-true", 1e-12),
+    ],
 )
 def test_accumulation_changes_nothing(tmp_path, monkeypatch, corpus, precision, bound):
     data = {"text": {}, "shift": SHIFT, "pairs": pair_file(tmp_path)}[corpus]

@@ -236,19 +236,19 @@ PAIRS = {"data": {"kind": "fixed-pairs", "batch_size": 8, "train_pairs": 20, "va
 @pytest.mark.parametrize(
     ("changes", "steps"),
     [
-        (({"data.stride": 64},), lambda rows: math.ceil(1.5 * rows / 32)),
-        ((), lambda rows: math.ceil(1.5 * rows / 32)),
+        (({"data.stride": 64},), lambda rows: math.ceil(1.5 * rows / 64)),
+        ((), lambda rows: math.ceil(1.5 * rows / 64)),
         ((SHIFT, PAIRS), lambda rows: math.ceil(1.5 * 20 / 8)),
     ],
 )
 def test_epochs_are_passes_over_a_text_or_over_pairs(tmp_path, changes, steps):
     short = {"model.hidden_size": 4, "training": {"steps": None, "epochs": 1.5, "validate_every": 10**6}}
-    config = configuration(tmp_path, {"data.batch_size": 32}, *changes, short)
+    config = configuration(tmp_path, {"data.batch_size": 64}, *changes, short)
     count = build_corpus(config.data).epoch_rows
     if not changes:  # random windows: as many as hold the text's tokens
         assert count == math.ceil(int(text_file(tmp_path).stat().st_size * 0.9) / 16)
     if len(changes) == 1:  # the order deals each window once before any comes again
-        batches = itertools.islice(build_corpus(config.data).batches("train"), math.ceil(count / 32))
+        batches = itertools.islice(build_corpus(config.data).batches("train"), math.ceil(count / 64))
         seen = [window for batch in batches for window in map(bytes, batch.targets.tolist())][:count]
         assert len(set(seen)) == count
     run = train(config, tmp_path / "run").path

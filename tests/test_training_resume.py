@@ -96,9 +96,9 @@ QUICK = {"between rows", "muon"}
     [*(pytest.param(case, {}, marks=[pytest.mark.slow] * (case not in QUICK)) for case in CASES), ("plateau", SHIFT)],
 )
 def test_resuming_is_as_if_never_stopped(tmp_path, crash_in, case, corpus):
-    changes = {"training": CASES[case] | {"accumulate": 2, "steps": 9}}
+    changes = {"training": CASES[case] | {"accumulate": 2, "steps": 7}}
     train(configuration(tmp_path, corpus, changes), tmp_path / "whole")
-    crash_in(8)
+    crash_in(6)
     with pytest.raises(Crash):
         train(configuration(tmp_path, corpus, changes), tmp_path / "x")
     resume(tmp_path / "x")

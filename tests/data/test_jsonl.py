@@ -90,7 +90,7 @@ def test_held_out_batches_stay_held_out_over_epochs(tmp_path: Path, monkeypatch:
     start=st.integers(0, 300),
     every=st.integers(2, 6),
 )
-@settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=5, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_resuming_in_a_new_process_is_skipping(sizes: list[int], start: int, every: int, tmp_path: Path) -> None:
     """With and without an end of file in between."""
     path = write(tmp_path / "s.jsonl", [{"text": f"{i}-" * size} for i, size in enumerate(sizes)])

@@ -91,7 +91,7 @@ def test_a_stride_visits_every_window_once_an_epoch_in_a_new_order(tmp_path: Pat
 
 
 @given(size=st.integers(1, 200), rows=st.integers(1, 5))
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
 def test_every_byte_of_a_held_out_file_is_scored_once(size: int, rows: int, tmp_path: Path) -> None:
     content = bytes(np.random.default_rng(size).integers(1, 128, size).tolist())
     valid, text = write(tmp_path / "valid.txt", content), write(tmp_path / "t.txt", "x" * 16)

@@ -65,7 +65,7 @@ def test_bpe_training_is_deterministic_and_compresses() -> None:
 
 
 @given(st.data())
-@settings(max_examples=60)
+@settings(max_examples=25)
 @pytest.mark.parametrize(
     "tokenizer",
     [ByteTokenizer(), BPE, WORDPIECE, FALLBACK, PREFIXED],
