@@ -113,7 +113,7 @@ class Files:
         handler = functools.partial(self._Quiet, directory=str(folder))
         self.http = http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler)
         self.url = f"http://127.0.0.1:{self.http.server_port}/"
-        threading.Thread(target=self.http.serve_forever, daemon=True).start()
+        threading.Thread(target=self.http.serve_forever, args=(0.01,), daemon=True).start()
 
     def stop(self) -> None:
         self.http.shutdown()

@@ -83,7 +83,7 @@ def first_median(config: RunConfig) -> float:
     return float(np.median(energies[real].detach().numpy()))
 
 
-@pytest.mark.parametrize(("corpus", "accumulate"), [({}, 1), ({}, 2), (SHIFT, 2)])
+@pytest.mark.parametrize(("corpus", "accumulate"), [({}, 1), pytest.param({}, 2, marks=pytest.mark.slow), (SHIFT, 2)])
 def test_tau_is_the_median_energy_of_the_first_batch(tmp_path, corpus, accumulate):
     changes = (corpus, {"training": {"steps": 2, "accumulate": accumulate}}, CALIBRATED)
     path = run(tmp_path, "run", *changes)
@@ -143,7 +143,7 @@ def test_another_run_s_weights_are_a_start(tmp_path):
     assert taus(anew)[0] != pytest.approx(0.37, rel=1e-3)
 
 
-@pytest.mark.parametrize("precision", ["64-true", "bf16-mixed"])
+@pytest.mark.parametrize("precision", [pytest.param("64-true", marks=pytest.mark.slow), "bf16-mixed"])
 def test_other_precisions_calibrate(tmp_path, precision):
     path = run(tmp_path, "run", CALIBRATED, {"training": {"precision": precision, "steps": 1}})
     expected = first_median(configuration(tmp_path, TAU))

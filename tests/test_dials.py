@@ -48,10 +48,12 @@ def test_they_are_not_offered(runs):
 
     from glissando.serving.api import Server
 
-    for name, dials in (("plain", []), ("steered", ["mood", "speech"]), ("later", ["mood", "speech"])):
-        server = Server({name: glissando.load(runs / name)})
-        with TestClient(server.app, base_url="http://127.0.0.1") as client:
-            assert client.get("/v1/glissando").json()["models"][0]["controls"] == dials
+    expected = {"plain": [], "steered": ["mood", "speech"], "later": ["mood", "speech"]}
+    server = Server({name: glissando.load(runs / name) for name in expected})
+    with TestClient(server.app, base_url="http://127.0.0.1") as client:
+        about = client.get("/v1/glissando").json()["models"]
+        assert {each["model"]: each["controls"] for each in about} == expected
+        for name, dials in expected.items():
             asked = {"model": name, "prompt": "a", "max_tokens": 2, "control": {"mood": 1.0}}
             answer = client.post("/v1/completions", json=asked)
             assert answer.status_code == (200 if dials else 400)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -26,6 +27,7 @@ from glissando.storage import record
 
 playwright = pytest.importorskip("playwright.sync_api", reason="the page's tests drive a browser with playwright")
 expect = playwright.expect
+compute_driver_executable = pytest.importorskip("playwright._impl._driver").compute_driver_executable
 needs_browser = pytest.mark.skipif(pages.BROWSER is None, reason=pages.NO_BROWSER)
 PROMPTS = ("Once upon a time", "The fox", "A hen and an egg", "We saw", "Tim", "Red")
 
@@ -112,15 +114,16 @@ def browser():
         browser.close()
 
 
-@pytest.fixture
-def scripts(browser):
-    """An empty page beside the page's scripts."""
-    files = pages.Files(Path(web.__file__).parent / "page")
-    page = browser.new_page()
-    page.goto(files.url + "sampling.js")
-    yield page
-    page.close()
-    files.stop()
+def computed(function: str, *arguments: Any) -> Any:
+    """What a function says that imports the page's scripts, by playwright's Node.js, sooner than by a browser."""
+    node, _ = compute_driver_executable()
+    program = f"console.log(JSON.stringify(await ({function})(...JSON.parse(process.argv[1]))))"
+    done = subprocess.run(
+        [node, "--input-type=module", "--eval", program, json.dumps(arguments)],
+        cwd=Path(web.__file__).parent / "page", capture_output=True, encoding="utf-8", timeout=60,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
 
 
 TEXTS = [
@@ -134,18 +137,17 @@ TEXTS = [
 ]
 
 
-@needs_browser
 @pytest.mark.parametrize("kind", ["bytes", "hf"])
-def test_the_page_encodes_as_the_library(kind, scripts):
+def test_the_page_encodes_as_the_library(kind):
     tokenizer = ByteTokenizer() if kind == "bytes" else bpe()
     spec = None if kind == "bytes" else tokenizer.to_json()
-    encode = """async ([kind, spec, texts]) => {
-        const { tokenizerOf } = await import("/tokenizer.js");
+    encode = """async (kind, spec, texts) => {
+        const { tokenizerOf } = await import("./tokenizer.js");
         const tokenizer = tokenizerOf(kind, JSON.parse(spec));
         const piece = (id) => [...tokenizer.bytes(id)];
         return texts.map((text) => tokenizer.encode(text)).map((ids) => [ids, ids.map(piece)]);
     }"""
-    result = scripts.evaluate(encode, [kind, spec, TEXTS])
+    result = computed(encode, kind, spec, TEXTS)
     for text, (ids, pieces) in zip(TEXTS, result, strict=True):
         assert ids == tokenizer.encode(text), text
         assert [bytes(piece) for piece in pieces] == [tokenizer.token_bytes[i] for i in ids]
@@ -167,10 +169,9 @@ def xoshiro(words: list[int]) -> int:
     return result
 
 
-@needs_browser
-def test_numbers_are_those_of_the_generator_and_draws_follow_the_softmax(scripts):
+def test_numbers_are_those_of_the_generator_and_draws_follow_the_softmax():
     draws = """async () => {
-        const { Random, draw } = await import("/sampling.js");
+        const { Random, draw } = await import("./sampling.js");
         const random = new Random(7);
         const words = [...random.words];
         const numbers = Array.from({ length: 50 }, () => random.next());
@@ -181,7 +182,7 @@ def test_numbers_are_those_of_the_generator_and_draws_follow_the_softmax(scripts
         try { draw(Float32Array.from([0, NaN]), 1, random); } catch (error) { refused = error.message; }
         return { words, numbers, counts, greedy: draw(logits, 0, random), refused };
     }"""
-    result = scripts.evaluate(draws)
+    result = computed(draws)
     words = result["words"]
     assert result["numbers"] == [xoshiro(words) for _ in range(50)]
     p = torch.softmax(torch.tensor([0.0, 1.0, 2.0, 2.0]) / 2, 0)
@@ -195,11 +196,8 @@ def test_numbers_are_those_of_the_generator_and_draws_follow_the_softmax(scripts
 # ---------------------------------------------------------------------- the page
 
 
-def package(fetch: bool) -> Path:
-    """The runtime's package; skips where there is none."""
-    path = web.cache_dir(web.PACKAGE) / web.FILE
-    if not fetch and not path.is_file():
-        pytest.skip(f"{path} is not there; the slow tests fetch it")
+def package() -> Path:
+    """The runtime's package; skips where it cannot be fetched."""
     try:
         return web.runtime_package()
     except DataError as error:
@@ -210,7 +208,7 @@ class Exported:
     """A small model as a page, served."""
 
     def __init__(self, folder: Path, *options: object, **config: Any) -> None:
-        package(fetch=True)
+        package()
         run = saved(folder, **config)
         self.model: LanguageModel = glissando.load(run)
         arguments = ("export", run, "--to", "web", "--out", folder / "page")
@@ -280,7 +278,7 @@ class ByHand:
         self.a, self.b = random.normal(size=(2, 256, 256)).astype(np.float32)
         self.d = random.normal(size=(2, 256)).astype(np.float32)
         self.a[:, 0] = -1e3  # the end is never drawn
-        web.write_page(folder, package(fetch=False))
+        web.write_page(folder, package())
         (folder / "model.onnx").write_bytes(self._graph())
         (folder / "weights.bin").write_bytes(b"\0" * 64)
         (folder / "tokenizer.json").write_text("{}")
@@ -338,6 +336,7 @@ class ByHand:
 
 
 @needs_browser
+@pytest.mark.slow
 def test_the_page_carries_the_state_and_stops_at_the_capacity(tmp_path, visit):
     one = ByHand(tmp_path, capacity=330)
     page = visit(one)
@@ -442,16 +441,3 @@ def test_byte_pairs_on_the_page(tmp_path, exported, visit, monkeypatch):
     expected = generate(one.model, prompt, max_tokens=50, temperature=0)[0]
     assert write(page, prompt, temperature=0, length=50)[0] == expected
     assert f"prompt of {len(tokenizer.encode(prompt)) + 1} read" in page.text_content("#speed")
-
-
-@needs_browser
-def test_files_that_are_missing_are_reported(browser, tmp_path):
-    """Without the runtime there is no worker, without a model nothing to run: both are said on the page."""
-    for path in web.page_files():
-        (tmp_path / path.name).write_bytes(path.read_bytes())
-    files = pages.Files(tmp_path)
-    page = browser.new_page()
-    page.goto(files.url)
-    expect(page.locator("#error")).to_contain_text("The model cannot be loaded")
-    page.close()
-    files.stop()

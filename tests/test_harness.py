@@ -21,7 +21,7 @@ def documents(name: str) -> list[dict]:
     return [json.loads(line) for line in (FOLDER / f"{name}.jsonl").read_text(encoding="utf-8").splitlines()]
 
 
-@pytest.fixture(scope="module", params=[pytest.param("bytes", marks=pytest.mark.slow), "bpe"])
+@pytest.fixture(scope="module", params=["bytes", "bpe"])
 def model(request) -> LanguageModel:
     torch.manual_seed(1)
     bpe = train_bpe((row["story"] for row in documents("glissando_stories")), 400) if request.param == "bpe" else None
@@ -50,6 +50,7 @@ def ending_nats(model: LanguageModel, story: str, ending: str) -> float:
     return score(model, [Batch(ids, targets, len(ending.encode()))]).nats[0]
 
 
+@pytest.mark.slow
 def test_the_server_answers_lm_eval_as_the_library_scores(model, tmp_path):
     """Through `local-completions`, lm-eval's client of OpenAI's interface."""
     pytest.importorskip("starlette", reason="needs the [serve] extra")

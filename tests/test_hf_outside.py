@@ -9,6 +9,7 @@ import sys
 
 import pytest
 import torch
+from slow import slow_where
 from subjects import build
 from tolerances import assert_close
 
@@ -66,7 +67,11 @@ def test_the_auto_classes_open_it_without_an_import_of_ours(tmp_path):
 
 @pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing.:FutureWarning")  # peft's, of transformers
 @pytest.mark.parametrize(
-    "case", ["preset:transformer-plus-nano", "preset:tauformer-nano", "preset:liquid-ssm-nano", "depth:flow"]
+    "case",
+    slow_where(
+        {"preset:transformer-plus-nano", "preset:tauformer-nano", "preset:liquid-ssm-nano"},
+        ["preset:transformer-plus-nano", "preset:tauformer-nano", "preset:liquid-ssm-nano", "depth:flow"],
+    ),
 )
 def test_peft_trains_a_lora(case, tmp_path):
     peft = pytest.importorskip("peft", reason="needs peft: pip install peft")

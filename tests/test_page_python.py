@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from slow import slow_where
 from test_troubleshooting import forgetting
 
 import glissando
@@ -29,6 +30,8 @@ SHORTER = {
         "steps = 1000": "steps = 2; config.data.batch_size = 1",
     },
 }
+#: pages whose blocks train by several tools, which tests of these tools do with quicker models
+TRAININGS = {"training", "training-options", "huggingface"}
 #: blocks that are not programs, and why
 FRAGMENTS = {
     ("compare", 0): "trains for an hour; tests/test_compare.py calls the same functions",
@@ -75,7 +78,7 @@ def place(tmp_path):
 
 
 @pytest.mark.filterwarnings("ignore")  # of peft about transformers, and the Trainer's advice
-@pytest.mark.parametrize("page", sorted({page for page, _ in BLOCKS}))
+@pytest.mark.parametrize("page", slow_where(TRAININGS, sorted({page for page, _ in BLOCKS})))
 def test_the_blocks_of_a_page_run(page, place, monkeypatch):
     """In their order and in one namespace, which has what the text around them names."""
     monkeypatch.chdir(place)

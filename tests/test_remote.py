@@ -106,8 +106,8 @@ def test_a_job_goes_on_from_a_url_on_a_machine_that_never_had_the_run(whole, tmp
         train(configuration(tmp_path, PLAIN, STEPS), "memory://book")
 
 
-def test_a_copy_is_read_once_until_the_run_changes(tmp_path, monkeypatch):
-    trained(tmp_path, "memory://book", {"training.steps": 2})
+def test_a_copy_is_read_once_until_the_run_changes(whole, monkeypatch):
+    Mirror("memory://book", whole.path).push()
     first = fetched("memory://book")
     with monkeypatch.context() as patched:
         patched.setattr(remote, "_download", lambda *_: pytest.fail("fetched again"))
@@ -202,7 +202,7 @@ def interrupted(folder: Path, monkeypatch: pytest.MonkeyPatch, url: str) -> None
             trained(folder, url)
 
 
-@pytest.mark.parametrize("machine", ["the same", "another"])
+@pytest.mark.parametrize("machine", ["the same", pytest.param("another", marks=pytest.mark.slow)])
 def test_a_run_at_a_url_goes_on_to_the_same_weights(whole, tmp_path, monkeypatch, cache, machine):
     interrupted(tmp_path, monkeypatch, "memory://book")
     assert last_checkpoint(fetched_checkpoints("memory://book")).step == 2
@@ -258,11 +258,11 @@ def test_a_copy_that_fails_ends_no_training_and_the_end_says_where_the_run_is(tm
     assert_same_tensors(weights(fetched("memory://book")), weights(work_directory("memory://book")))
 
 
-def test_what_is_damaged_or_wrong_is_said(tmp_path, capsys):
-    trained(tmp_path, "memory://book", {"training.steps": 2})
+def test_what_is_damaged_or_wrong_is_said(whole):
+    Mirror("memory://book", whole.path).push()
     files = fsspec.filesystem("memory")
-    *whole, last = files.cat_file("/book/model.safetensors")
-    files.pipe_file("/book/model.safetensors", bytes([*whole, last ^ 1]))
+    *before, last = files.cat_file("/book/model.safetensors")
+    files.pipe_file("/book/model.safetensors", bytes([*before, last ^ 1]))
     with pytest.raises(RunError, match=r"model\.safetensors is damaged.*Fetched from memory://book"):
         glissando.load("memory://book")
     manifest = json.loads(files.cat_file("/book/manifest.json"))
@@ -289,18 +289,17 @@ def served(folder: Path) -> Iterator[str]:
         def log_message(self, *_: object) -> None: ...
 
     with ThreadingHTTPServer(("127.0.0.1", 0), partial(Quiet, directory=str(folder))) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
+        threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
         try:
             yield f"http://127.0.0.1:{server.server_port}"
         finally:
             server.shutdown()
 
 
-def test_a_run_opens_over_http(tmp_path):
+def test_a_run_opens_over_http(whole):
     pytest.importorskip("aiohttp")
-    run = train(configuration(tmp_path, PLAIN, {"training.steps": 1}), tmp_path / "book")
-    with served(tmp_path) as url:
-        assert_same_tensors(weights(fetched(f"{url}/book")), weights(run))
+    with served(whole.path.parent) as url:
+        assert_same_tensors(weights(fetched(f"{url}/whole")), weights(whole))
         with pytest.raises(RunError, match=r"no run at http.*nowhere"):
             glissando.load(f"{url}/nowhere")
 

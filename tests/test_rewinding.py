@@ -6,7 +6,8 @@ import random
 
 import pytest
 import torch
-from subjects import CASES, DISTINCT, accepts, build, random_ids
+from slow import slow_where
+from subjects import CASES, STATES, accepts, build, random_ids
 from tolerances import assert_close
 
 from glissando.errors import InputError
@@ -37,7 +38,7 @@ class Signals:
         return self.model(self.ids[:, begin:end], state, donate=donate, **parts)
 
 
-@pytest.mark.parametrize("case", DISTINCT)
+@pytest.mark.parametrize("case", slow_where(CASES.keys() - STATES, CASES))
 @pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.slow)])
 @torch.no_grad()
 def test_a_rewound_state_is_the_state_before(case, seed):

@@ -65,7 +65,7 @@ def rows_of(frame: pandas.DataFrame, count: int = 20) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize("name", MIXERS)
-@pytest.mark.parametrize(("dt", "scale"), [("log", "series"), ("input", "all")])
+@pytest.mark.parametrize(("dt", "scale"), [("log", "series"), pytest.param("input", "all", marks=pytest.mark.slow)])
 def test_the_form_that_is_traced_computes_what_the_model_does(
     name: str, dt: str, scale: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 import torch
 from engines import PRESETS, model_of, request_for, run_down, submit
+from slow import slow_where
 
 from glissando.allocator import return_freed_memory
 from glissando.errors import ConfigError
@@ -26,6 +27,7 @@ from glissando.serving.memory import Footprint
 from glissando.state import state_bytes
 
 MEBI = 2**20
+ENDLESS = [name for name in PRESETS if name != "minimal-transformer"]
 
 
 @pytest.fixture(scope="module")
@@ -42,7 +44,7 @@ def states(engine: Engine) -> int:
 # ---------------------------------------------------------------------- what is counted
 
 
-@pytest.mark.parametrize("preset", [name for name in PRESETS if name != "minimal-transformer"])
+@pytest.mark.parametrize("preset", slow_where(PRESETS.keys() - {"transformer-nano", "liquid-ssm-nano"}, ENDLESS))
 def test_a_states_bytes_are_known_before(preset):
     """Read in pieces, and written to: never more than was said, and of what grows not much less."""
     model = model_of(preset)

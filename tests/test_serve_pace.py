@@ -76,7 +76,8 @@ def test_a_late_step_does_not_catch_up(hybrid):
 
 @pytest.mark.parametrize(
     ("pace", "options"),
-    [(100.0, {"step": "plain"}), (100.0, {"step": "compiled"}), (1000.0, {"step": "compiled"}),
+    [(100.0, {"step": "plain"}), pytest.param(100.0, {"step": "compiled"}, marks=pytest.mark.slow),
+     (1000.0, {"step": "compiled"}),
      (1000.0, {"step": "compiled", "lookup": 8})],
 )  # fmt: skip
 def test_a_fast_pace_is_kept_however_many_tokens_a_call_writes(pace, options):

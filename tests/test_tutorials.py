@@ -112,9 +112,9 @@ def test_the_blocks_of_a_page_run_in_order_in_one_place(page):
     ("written", "changed", "said"),
     [
         ("ANSWER *= 7", "ANSWER *= 8", "printed: 8"),
-        ("glissando\nport", "port", "1 lines are written, 2 are printed"),
+        pytest.param("glissando\nport", "port", "1 lines are written, 2 are printed", marks=pytest.mark.slow),
         ("loss 1.00", "loss 1.20", "written: loss 1.20"),
-        ("text\n7", "text\n8", "written: 8"),
+        pytest.param("text\n7", "text\n8", "written: 8", marks=pytest.mark.slow),
     ],
 )
 def test_what_differs_is_reported_and_written(page, written, changed, said):

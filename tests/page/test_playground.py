@@ -13,9 +13,10 @@ import pages
 import pytest
 
 pytest.importorskip("playwright.sync_api", reason="the page's tests drive a browser with playwright")
-from playground import ask, begun, ended, met, refused, served
+from playground import ask, begun, ended, leave, met, refused, served
 from playwright.sync_api import expect
 
+from glissando.export import web
 from glissando.generation import generate, stream
 
 pytestmark = pytest.mark.skipif(pages.BROWSER is None, reason=pages.NO_BROWSER)
@@ -555,6 +556,17 @@ def test_a_busy_server_and_a_failing_one_are_said(liquid, visit):
     expect(page.locator("#written")).to_have_text("c")
     expect(page.locator("#ending")).to_contain_text("1 token, 1.00 bits per token; broken off.")
     assert not [complaint for complaint in page.complaints if "Failed to load resource" not in complaint]
+
+
+def test_files_of_an_exported_page_that_are_missing_are_reported(first_page, tmp_path):
+    """Without the runtime there is no worker, without a model nothing to run: both are said on the page."""
+    for path in web.page_files():
+        (tmp_path / path.name).write_bytes(path.read_bytes())
+    files = pages.Files(tmp_path)
+    first_page.goto(files.url)
+    expect(first_page.locator("#error")).to_contain_text("The model cannot be loaded")
+    leave(first_page)
+    files.stop()
 
 
 @pytest.fixture

@@ -15,11 +15,10 @@ from typing import Any
 import pytest
 
 pytest.importorskip("starlette", reason="needs the [serve] extra")
-openai = pytest.importorskip("openai", reason="OpenAI's client is not installed")
-from serving import ENDLESS, LIMITS, NAME, ask, connected, head, serving, tiny, wait_until  # noqa: E402
+from serving import ENDLESS, LIMITS, NAME, ask, connected, head, serving, tiny, wait_until
 
-from glissando.generation import generate  # noqa: E402
-from glissando.model import LanguageModel  # noqa: E402
+from glissando.generation import generate
+from glissando.model import LanguageModel
 
 
 @pytest.mark.slow
@@ -116,6 +115,7 @@ def test_an_idle_connection_serves_again(hasty):
 
 def storm(url: str, model: LanguageModel, server: Any, clients: int, seconds: float) -> int:
     """Clients that ask at random and leave at random; every finished answer is checked. How many were."""
+    openai = pytest.importorskip("openai", reason="OpenAI's client is not installed")
     expected: dict[tuple[str, int, int], str] = {}
     prompts = ["Once upon a time", "The", "A fox and a hen", ""]
     lock, until = threading.Lock(), time.monotonic() + seconds
@@ -157,6 +157,7 @@ def storm(url: str, model: LanguageModel, server: Any, clients: int, seconds: fl
     return finished
 
 
+@pytest.mark.slow
 def test_many_clients_that_come_and_go(model, server):
     assert storm(server[1], model, server[0], clients=8, seconds=1.0) > 5
 
