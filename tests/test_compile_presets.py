@@ -1,10 +1,12 @@
-"""torch.compile takes every small preset whole, loss and gradients, and computes what the plain model does."""
+"""torch.compile takes every small preset whole, loss and gradients, and computes what the plain model does.
+
+Slow, all of it: test_flow_compile.py compiles a model in `make test`.
+"""
 
 from __future__ import annotations
 
 import pytest
 import torch
-from slow import slow_where
 from subjects import build
 from tolerances import assert_close
 from torch import Tensor
@@ -13,8 +15,6 @@ from torch.nn import functional as F
 from glissando.presets import preset_names
 
 SMALL = [name for name in preset_names() if name.endswith("-nano")]
-#: the one that takes the least time
-QUICK = {"liquid-ssm-nano"}
 
 
 @pytest.fixture(autouse=True)
@@ -24,8 +24,9 @@ def _forget_graphs():
     torch._dynamo.reset()
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")  # torch.compile warns of its own doings
-@pytest.mark.parametrize("preset", slow_where(set(SMALL) - QUICK, SMALL))
+@pytest.mark.parametrize("preset", SMALL)
 def test_no_graph_breaks_in_training(preset: str):
     model = build(f"preset:{preset}").train()
     parameters = dict(model.named_parameters())

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 import pytest
 import torch
+from slow import slow_where
 from tolerances import assert_close
 from torch import Tensor, nn
 
@@ -286,7 +287,12 @@ def frames_to_kernels(call: Callable[[], Any]) -> list[str]:
     return longest
 
 
-@pytest.mark.parametrize("preset", [name for name in preset_names() if name.endswith("-nano")])
+#: of all mixers and depths
+FRAMED = {"continuous-transformer-nano", "hybrid-ode-nano", "liquid-ssm-nano", "spectral-delta-nano", "tauformer-nano"}
+NANO = [name for name in preset_names() if name.endswith("-nano")]
+
+
+@pytest.mark.parametrize("preset", slow_where({*NANO} - FRAMED, NANO))
 def test_a_forward_crosses_few_frames_to_a_kernel(preset: str):
     model = LanguageModel.from_preset(preset)
     ids = torch.randint(0, 256, (2, 100))

@@ -7,7 +7,8 @@ import math
 
 import pytest
 import torch
-from subjects import PRESETS_SLOW, build, random_ids
+from slow import slow_where
+from subjects import CASES, PRESETS, SHARED, build, random_ids
 from torch.utils.flop_counter import FlopCounterMode
 from training_runs import configuration, last_checkpoint, metrics, rewind
 
@@ -44,7 +45,7 @@ def _out_of_window(mixer: object, length: int) -> int:
     return mixer.heads * mixer.head_size * max(0, length - mixer.config.window)
 
 
-@pytest.mark.parametrize("case", PRESETS_SLOW)
+@pytest.mark.parametrize("case", slow_where({*PRESETS, *SHARED} - {"mixer:attention-grouped"}, CASES))
 def test_products_are_those_that_pytorch_counts(case, monkeypatch):
     model, length = build(case), 12
     assert forward_flops(model, length).products == counted(model, 3, length, monkeypatch)

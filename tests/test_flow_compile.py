@@ -59,6 +59,7 @@ def test_training(preset: str, mode: str):
         assert_close(got, expected, tolerance=1e-12)
 
 
+@pytest.mark.slow
 def test_dropout_of_the_direct_mode():
     """Drawn from PyTorch's generator: the same again for the same seed, others for another."""
     options = {"mixer.dropout": 0.3, "block.mlp_dropout": 0.3}

@@ -80,8 +80,7 @@ def outcome(y: Tensor, of: list[Tensor]) -> list[Tensor | None]:
 
 
 @methods
-@pytest.mark.parametrize("n_steps", [1, 4])
-@pytest.mark.parametrize("mode", ["direct", "checkpoint"])
+@pytest.mark.parametrize(("n_steps", "mode"), [(1, "direct"), (4, "checkpoint")])
 def test_values_and_gradients_of_a_flow(method: str, n_steps: int, mode: str):
     depth, x, u = small(method, n_steps)
     depth.gradient_checkpointing = mode == "checkpoint"

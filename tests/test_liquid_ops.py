@@ -60,12 +60,18 @@ def outcome(
     return {"x": x.detach(), **dict(zip(leaves, grads, strict=True))}
 
 
-@pytest.mark.parametrize("coupled", [False, True], ids=["plain", "coupled"])
-@pytest.mark.parametrize("is_complex", [False, True], ids=["real", "complex"])
-@pytest.mark.parametrize(("timed", "time"), [("even", 66), ("even", 1), ("held", 66), ("impulse", 66), ("impulse", 1)])
-@pytest.mark.parametrize("state", [False, True], ids=["tau(u)", "tau(x,u)"])
-def test_the_kernel_agrees_with_the_definition(coupled, is_complex, timed, state, time):
+#: Each pair of options is in a quick one.
+FORMS = [
+    pytest.param(*form, steps, marks=() if (sum(form) + i) % 2 else pytest.mark.slow)
+    for form in itertools.product((False, True), repeat=3)
+    for i, steps in enumerate([("even", 66), ("even", 1), ("held", 66), ("impulse", 66), ("impulse", 1)])
+]
+
+
+@pytest.mark.parametrize(("coupled", "is_complex", "state", "steps"), FORMS)
+def test_the_kernel_agrees_with_the_definition(coupled, is_complex, state, steps):
     """Values and all gradients; 66 steps are more than the fused kernel adds up at once."""
+    timed, time = steps
     b, z, x0, dt = problem(time, is_complex=is_complex)
     arguments = (b, z, x0, None if timed == "even" else dt, some_modes(state=state), coupled, timed == "impulse")
     expected, got = outcome("reference", *arguments), outcome("numba", *arguments)
@@ -215,8 +221,9 @@ def test_time_is_a_real_number(dtype: torch.dtype):
 
 
 @pytest.mark.filterwarnings("ignore")  # torch.compile warns of its own doings
-@pytest.mark.parametrize("impulse", [False, True], ids=["held", "impulse"])
-@pytest.mark.parametrize("state", [False, True], ids=["tau(u)", "tau(x,u)"])
+@pytest.mark.parametrize(
+    ("state", "impulse"), [(False, False), (True, True)], ids=["tau(u), held", "tau(x,u), impulse"]
+)
 def test_torch_compile_takes_the_kernel_as_one_operation(monkeypatch, state, impulse):
     """It cannot follow the kernel, which is the fastest by far."""
     monkeypatch.setattr("glissando.mixers.liquid.scan._step", None)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.nn.functional as F
-from subjects import CASES, PRESETS_SLOW, build, random_ids
+from subjects import CASES, DISTINCT, build, random_ids
 from tolerances import assert_close
 from torch import Tensor
 
@@ -179,7 +179,7 @@ def test_no_rows_need_no_positions():
 SCALED = {"hidden_size": 16, "block": {"mixer_scale": 0.5}, "head_bias": True, "depth": {"layers": 1, "gated": [0]}}
 
 
-@pytest.mark.parametrize("case", [*PRESETS_SLOW, "scaled", "series"])
+@pytest.mark.parametrize("case", [*DISTINCT, "scaled", "series"])
 def test_a_reset_leaves_nothing_as_it_was(case: str):
     if case in CASES:
         model = LanguageModel.from_config(CASES[case])

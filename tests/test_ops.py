@@ -254,20 +254,27 @@ def test_attention(groups: int, biased: bool, visible: str):
     same(run("auto"), run("reference"), q, k, v, bias)
 
 
+#: queries, keys and the window
+WINDOWS = [
+    (300, 300, 1),
+    (300, 400, 1),
+    (300, 300, 65),
+    (513, 513, 130),
+    (200, 900, 150),
+    (200, 420, 64),
+    (70, 71, 70),
+    (5, 300, 40),
+]
+
+
 @pytest.mark.parametrize(
-    ("queries", "keys", "window"),
+    ("queries", "keys", "window", "biased"),
     [
-        (300, 300, 1),
-        (300, 400, 1),
-        (300, 300, 65),
-        (513, 513, 130),
-        (200, 900, 150),
-        (200, 420, 64),
-        (70, 71, 70),
-        (5, 300, 40),
+        pytest.param(*sizes, biased, marks=() if biased == i % 2 else pytest.mark.slow)
+        for i, sizes in enumerate(WINDOWS)
+        for biased in (False, True)
     ],
 )
-@pytest.mark.parametrize("biased", [False, True])
 def test_attention_within_a_window(queries: int, keys: int, window: int, biased: bool):
     """The last one has too few queries for blocks to pay, the one before too few keys."""
     q, k, v = draw(2, 4, queries, 6), draw(2, 2, keys, 6, seed=1), draw(2, 2, keys, 6, seed=2)

@@ -17,8 +17,16 @@ def test_every_parameter_is_drawn_once_beside_its_role(tmp_path):
 @pytest.mark.parametrize(
     ("mixer", "depth"),
     [
-        ([{"kind": "liquid"}, {"kind": "delta"}, {"kind": "tau"}], {"kind": "discrete", "layers": 3}),
-        ({"kind": "spectral", "filter": True, "phase_gate": True}, {"kind": "tied", "layers": 1, "n_steps": 2}),
+        pytest.param(
+            [{"kind": "liquid"}, {"kind": "delta"}, {"kind": "tau"}],
+            {"kind": "discrete", "layers": 3},
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(
+            {"kind": "spectral", "filter": True, "phase_gate": True},
+            {"kind": "tied", "layers": 1, "n_steps": 2},
+            marks=pytest.mark.slow,
+        ),
         ({"kind": "attention"}, {"kind": "flow", "layers": 0, "n_steps": 2, "control": ["mood"]}),
     ],
     ids=str,

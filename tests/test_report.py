@@ -135,22 +135,22 @@ def test_the_axis_begins_at_the_floor_or_the_best(tmp_path):
     assert best.text == ""
 
 
-def test_one_row_has_no_interval(tmp_path):
-    text, _ = page(tmp_path, [1.0, 1.2], rows=1)
+def test_one_row_has_no_interval_and_a_dash_its_reason(tmp_path):
+    plan, results = made(tmp_path, [1.0, 1.2], rows=1)
+    results[1].runs[0].figures["spent"]["flops"] = None
+    plan.out.mkdir(parents=True)
+    text = write_report(plan, results).read_text()
+    assert "FLOPs —: not counted for this kind of model." in text
     assert text.count('<div class="bits">') == 2
     assert "not significantly different" in text
 
 
-def test_every_figure_has_its_unit_and_a_dash_its_reason(two, tmp_path):
+def test_every_figure_has_its_unit(two):
     text = two
     assert len(re.findall(r'<div class="bits">1\.\d{3} <small>bits per byte</small>', text)) == 2
     assert text.count("lower is better") == 2
     assert "bits per byte, held out" not in text  # an axis of training curves as well
     assert "not counted" not in text
-    plan, results = made(tmp_path / "other", [1.0, 1.2])
-    results[1].runs[0].figures["spent"]["flops"] = None
-    plan.out.mkdir(parents=True)
-    assert "FLOPs —: not counted for this kind of model." in write_report(plan, results).read_text()
 
 
 @pytest.mark.skipif(pages.BROWSER is None, reason=pages.NO_BROWSER)

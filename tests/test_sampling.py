@@ -27,7 +27,7 @@ def sampler(sampling: Sampling, rows: int, known: int) -> Sampler:
     return Sampler(every, known)
 
 
-@settings(deadline=None, max_examples=100)
+@settings(deadline=None, max_examples=50)
 @given(st.data())
 def test_both_forms_draw_the_same_token(data):
     """Every option, ties, masks, penalties that count what was drawn before, logits of no token behind the others."""

@@ -231,12 +231,11 @@ def test_torch_compile_never_looks_into_the_kernel(monkeypatch):
         return plain(*inputs)
 
     monkeypatch.setattr(NumbaScan, "forward", staticmethod(forward))
-    for dtype in (torch.float64, torch.complex128):
-        inputs = problem("varying", dtype)
-        torch._dynamo.reset()
-        h, _ = torch.compile(scan, backend="eager")(*inputs)
-        near(h, scan(*inputs, backend="reference")[0])
-    assert seen == [False, False]
+    inputs = problem("varying", torch.complex128)
+    torch._dynamo.reset()
+    h, _ = torch.compile(scan, backend="eager")(*inputs)
+    near(h, scan(*inputs, backend="reference")[0])
+    assert seen == [False]
 
 
 def as_pairs(a: Tensor, x: Tensor, h0: Tensor, backend: str) -> tuple[Tensor, Tensor]:

@@ -28,10 +28,10 @@ def flowing(**depth: object) -> LanguageModel:
     return model.eval()
 
 
-@pytest.fixture
-def corpus(tmp_path):
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory):
     """Labelled stories."""
-    return build_corpus(configuration(tmp_path, STORIES).data)
+    return build_corpus(configuration(tmp_path_factory.mktemp("stories"), STORIES).data)
 
 
 def test_distances_fall_by_the_order_of_each_method(tmp_path):
@@ -70,7 +70,7 @@ def test_the_ends_of_the_flow(layers: int, corpus):
         assert_close(model.logits(model.norm(end)), model(ids, control=batch.control.double())[0], "logits")
 
 
-@pytest.mark.parametrize("layers", [0, 1, 2])
+@pytest.mark.parametrize("layers", [0, pytest.param(1, marks=pytest.mark.slow), 2])
 def test_a_shortcut_behind_the_flow_is_not_its_end(layers: int, corpus):
     """A flow of speed 0 ends where it starts, whatever the embedding adds before and after it."""
     model = flowing(layers=layers, shortcuts=True).double()

@@ -68,7 +68,7 @@ def test_a_run_of_a_larger_machine_is_measured_anew_and_that_is_said(counted, mo
     assert torch.get_num_threads() == 1
 
 
-@pytest.mark.parametrize("rows", [1, 4096])
+@pytest.mark.parametrize("rows", [1, pytest.param(4096, marks=pytest.mark.slow)])
 def test_measuring_is_short_and_leaves_the_number_as_it_is(counted, rows):
     torch.set_num_threads(3)
     began = time.perf_counter()

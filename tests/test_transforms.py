@@ -22,8 +22,8 @@ MIXERS = [case for case in CASES if case.startswith("mixer:")]
 DEPTHS = [case for case in CASES if case.startswith("depth:")]
 #: these run every time, the others with the slow ones
 QUICK = (
-    "mixer:attention-forget", "mixer:delta-default", "mixer:delta-rotate", "mixer:liquid-default", "mixer:liquid-dense",
-    "mixer:spectral-everything", "mixer:tau-gated",
+    "mixer:attention-forget", "mixer:delta-rotate", "mixer:liquid-default", "mixer:spectral-everything",
+    "mixer:tau-gated",
 )  # fmt: skip
 cases = pytest.mark.parametrize(
     "case", [pytest.param(case, marks=[] if case in QUICK else pytest.mark.slow) for case in MIXERS + DEPTHS]
