@@ -125,7 +125,7 @@ def test_tokens_cost_what_their_stories_do_and_a_flow_that_stands_still_needs_on
     still = small()
     with torch.no_grad():
         still.depth.alpha.zero_()
-    table = elastic.read(still, list(stories(2)))
+    table = elastic.read(still, list(stories(1)))
     assert (table.steps == 1).all()
     assert (table.bits_1 == table.bits_8).all()
     rows = elastic.summary(table).set_index("group")
@@ -135,6 +135,7 @@ def test_tokens_cost_what_their_stories_do_and_a_flow_that_stands_still_needs_on
     assert math.isnan(rows.rank_cost["all"])  # nothing moves
 
 
+@pytest.mark.slow
 def test_the_program(tmp_path, elastic):
     for models in (["fixed-4", "looped"], ["looped"]):  # the second reads the run again
         elastic.main(["--quick", "--out", str(tmp_path), "--models", *models, "--seeds", "3"])

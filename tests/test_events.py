@@ -339,6 +339,13 @@ def test_scales_are_of_the_training_alone():
 TRAIN = ["events", "train", "--data.path", "log.csv", "--data.group", "id", "--data.time", "t", "--data.kind", "kind"]
 
 
+@pytest.fixture
+def undrawn(monkeypatch):
+    """Evaluation without its pictures, which take longer than all else of it; test_event_answers.py has them."""
+    monkeypatch.setattr("glissando.events.pictures.draw", lambda *_: [])
+
+
+@pytest.mark.usefixtures("undrawn")
 def test_train_and_evaluate(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     logs(count=20).to_csv("log.csv", index=False)

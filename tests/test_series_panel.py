@@ -928,6 +928,7 @@ def real(name: str, **options) -> tuple[Panel, Encoding]:
 
 
 @pytest.mark.data
+@pytest.mark.slow
 def test_the_laboratory_values_of_many_people():
     panel, _ = real(
         "nafld_labs.csv", group="id", time="days", time_unit="d", channel="test", value="value", static="age,male,bmi",
@@ -946,6 +947,7 @@ def test_the_laboratory_values_of_many_people():
 
 
 @pytest.mark.data
+@pytest.mark.slow
 def test_clinic_visits_weather_and_vowels():
     visits, encoding = real("pbc_visits.csv", group="id", time="day", categorical="stage", static="sex,age,trt")
     assert (len(visits.names), len(visits.times), visits.codes.shape[1]) == (312, 1945, 1)

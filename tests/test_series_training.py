@@ -24,6 +24,7 @@ from glissando.cli import main
 from glissando.config import merge
 from glissando.data.base import WHOLE, Shard
 from glissando.errors import DataError, GlissandoError
+from glissando.runs import Run
 from glissando.series import Forecaster, SeriesData, SeriesModel, read_panel
 from glissando.series.answers import answers, shares, shrunk
 from glissando.series.batches import Steps, Windows, scales
@@ -33,6 +34,16 @@ from glissando.series.task import SeriesRunConfig, SeriesTask, build, fit_anchor
 
 #: of a model that learns the tables below in a second
 TINY = {"hidden_size": 8, "depth": {"layers": 1}, "mixer": {"kind": "liquid", "state_size": 8}}
+
+
+@pytest.fixture(autouse=True)
+def draw(monkeypatch):
+    """What draws; in these tests nothing does, as pictures take longer than a small training."""
+    from glissando.series import pictures
+
+    drawing = pictures.draw
+    monkeypatch.setattr(pictures, "draw", lambda *_: [])
+    return drawing
 
 
 def write(path: Path, rows: list, header: str = "g,t,a,b,y,c") -> Path:
@@ -221,13 +232,20 @@ def test_the_largest_values_are_learned(tmp_path):
     np.testing.assert_allclose(losses, losses[0], rtol=1e-3)
 
 
-def test_a_file_far_from_what_was_trained_on_is_refused_with_its_line(table, tmp_path, capsys):
-    run = train(options(table, columns="a") | {"training": {"steps": 1}}, tmp_path / "run")
-    other = write(tmp_path / "far.csv", [("s", 1, 0.5), ("s", 2, 1e20), ("s", 3, 1.0)], "g,t,a")
+@pytest.fixture(scope="module")
+def regression(tmp_path_factory) -> Run:
+    """Of y from a and b; it has learned next to nothing."""
+    folder = tmp_path_factory.mktemp("regression")
+    values = options(write(folder / "table.csv", rows()), columns="a,b", target="y", task="regression")
+    return train(values | {"training": {"steps": 2}}, folder / "run")
+
+
+def test_a_file_far_from_what_was_trained_on_is_refused_with_its_line(regression, tmp_path):
+    far = [("s", k, v, 0.5, 20, "up") for k, v in enumerate((0.5, 1e20, 1.0))]
     with pytest.raises(
         DataError, match=r"far\.csv, line 3, 'a': 1e\+20 is .* deviations from the mean of what is trained"
     ):
-        evaluate(run.path, str(other))
+        evaluate(regression.path, str(write(tmp_path / "far.csv", far)))
 
 
 # ---------------------------------------------------------------------- units of a series
@@ -401,7 +419,9 @@ def test_training_starts_from_the_anchor_and_keeps_a_share_of_the_network(head, 
 
 def test_classes_are_learned(table, tmp_path):
     data = {"columns": "a,b", "target": "c", "task": "classification", "label": "step"}
-    run = train(options(table, **data), tmp_path / "run")
+    values = options(table, **data)
+    values["training"]["validate_every"] = 20
+    run = train(values, tmp_path / "run")
     found = evaluate(run.path, out=str(tmp_path / "out.csv"))
     model, always = found.figures["c"].values()
     assert model["accuracy"] > 0.9 > 0.7 > always["accuracy"]
@@ -428,10 +448,9 @@ def test_classes_of_whole_series_are_learned(pooling, tmp_path):
     assert list(lines_of(tmp_path / "out.csv")[0]) == ["g", "target", "value", "predicted"]
 
 
-def test_scores_are_those_of_predictions_by_hand(table, tmp_path):
+def test_scores_are_those_of_predictions_by_hand(regression, table, tmp_path):
     """Figures, the CSV of predictions and the model itself agree, in the units of the data."""
-    run = train(options(table, columns="a,b", target="y", task="regression"), tmp_path / "run")
-    found = evaluate(run.path, str(table), str(tmp_path / "out.csv"))
+    found = evaluate(regression.path, str(table), str(tmp_path / "out.csv"))
     written = lines_of(tmp_path / "out.csv")
     lines = [line.split(",") for line in table.read_text().splitlines()[1:]]
     assert found.scored == len(written) == 240
@@ -442,7 +461,7 @@ def test_scores_are_those_of_predictions_by_hand(table, tmp_path):
     errors = [float(row["predicted"]) - float(row["value"]) for row in written]
     assert found.figures["y"]["model"]["rmse"] == pytest.approx(math.sqrt(np.square(errors).mean()))
     assert found.figures["y"]["model"]["mae"] == pytest.approx(np.abs(errors).mean())
-    model = SeriesModel.load(run.path)
+    model = SeriesModel.load(regression.path)
     x = torch.tensor([[[float(v) for v in line[2:4]] for line in lines[:16]]])
     times = torch.tensor([float(line[1]) for line in lines[:16]], dtype=torch.float64)
     dt = torch.cat([torch.zeros(1), times.diff()])[None].float()
@@ -450,7 +469,7 @@ def test_scores_are_those_of_predictions_by_hand(table, tmp_path):
         y = model.distribution.mean(model(x, dt=dt)[0])[0, :, 0]
     assert y.tolist() == pytest.approx([float(row["predicted"]) for row in written[:16]], rel=1e-4)
     with pytest.raises(GlissandoError, match="exists; nothing is overwritten"):
-        evaluate(run.path, str(table), str(tmp_path / "out.csv"))
+        evaluate(regression.path, str(table), str(tmp_path / "out.csv"))
 
 
 @pytest.mark.slow
@@ -488,13 +507,13 @@ def test_the_end_of_each_series_is_forecast_with_its_history(table, tmp_path):
 def test_a_training_resumes_to_the_same_weights(table, tmp_path, monkeypatch, capsys):
     """Ended by Ctrl-C in the middle, it is saved, said how to go on with, and ends bit for bit where it would have."""
     values = options(table, columns="a,b") | {"model": TINY | {"block": {"mixer_dropout": 0.1}}}
-    values["training"] = {"steps": 12, "log_every": 3}
+    values["training"] = {"steps": 6, "log_every": 2, "validate_every": 3}
     whole = train(values, tmp_path / "whole")
     taken, real = [], SeriesTask.loss
 
     def ask(*arguments, **keywords):
         taken.append(1)
-        if len(taken) == 7:
+        if len(taken) == 4:
             signal.raise_signal(signal.SIGINT)
         return real(*arguments, **keywords)
 
@@ -573,15 +592,18 @@ def test_series_of_another_seed(tmp_path, monkeypatch, capsys):
     assert not Path("none.csv").exists()
 
 
-def test_the_documented_example(tmp_path, monkeypatch, capsys):
+def test_the_documented_example(tmp_path, monkeypatch, capsys, draw):
     """A CSV is written, trained on and scored by commands; a configuration file stands for options."""
     monkeypatch.chdir(tmp_path)
-    assert main(["series", "example", "--out", "short.csv", "--count", "4"]) == 0
-    assert "4 series of 700 steps" in capsys.readouterr().out
+    assert main(["series", "example", "--out", "short.csv", "--count", "2"]) == 0
+    assert "2 series of 700 steps" in capsys.readouterr().out
     common = ["--data.path", "short.csv", "--data.time", "t", "--data.group", "series"]
-    assert main(["series", "train", *common, "--training.steps", "4", "--out", "run"]) == 0
+    with monkeypatch.context() as patch:
+        patch.setattr("glissando.series.pictures.draw", draw)
+        assert main(["series", "train", *common, "--training.steps", "2", "--out", "run"]) == 0
+    assert {path.name for path in Path("run").glob("*.png")} == {"errors.png", "forecasts.png"}
     printed = capsys.readouterr().err
-    assert "forecast of a, b from a, b; 33 windows of at most 64 steps to train, 11 held out" in printed
+    assert "forecast of a, b from a, b; 11 windows of at most 64 steps to train, 11 held out" in printed
     assert "try: glissando series evaluate run" in printed
     assert main(["series", "evaluate", "run", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
@@ -591,10 +613,10 @@ def test_the_documented_example(tmp_path, monkeypatch, capsys):
     Path("run.yaml").write_text(
         "preset: attention-series\ndata: {path: short.csv, columns: [a], time: t, group: series}\n"
     )
-    assert main(["series", "train", "--config", "run.yaml", "--training.steps", "2", "--out", "run2"]) == 0
+    assert main(["series", "train", "--config", "run.yaml", "--training.steps", "1", "--out", "run2"]) == 0
     assert yaml.safe_load(Path("run2/config.yaml").read_text())["model"]["mixer"]["kind"] == "attention"
     assert main(["series", "train", "--resume", "run2"]) == 0
-    assert "is finished, at step 2" in capsys.readouterr().err
+    assert "is finished, at step 1" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("given", ["on,a b", '["on", "a b"]'])
