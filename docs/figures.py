@@ -336,6 +336,7 @@ def _below(node: Any) -> str:
 # ---------------------------------------------------------------------- pages
 
 
+@cache
 def marks() -> dict[str, dict[str, str]]:
     """PAGE: text of the page: the mark behind it, or, of a text that ends with a table's heading, above that."""
     return yaml.safe_load(MARKS.read_text())

@@ -121,7 +121,8 @@ LONG = {
     "hybrid-adjoint", "minimal-shift", "minimal-memory", "tau-epiplexity", "tau-laplacian", "tau-drift",
     "liquid-hippo", "liquid-adaptation", "liquid-irregular",
     "tau-speed", "tau-cache", "tau-learns", "continuous-accuracy", "continuous-samples", "continuous-homeostasis",
-    "minimal-cheaper", "minimal-dropout", "minimal-rope", "liquid-learning",
+    "minimal-cheaper", "minimal-dropout", "minimal-rope", "liquid-learning", "continuous-causality",
+    "hybrid-exploding", "hybrid-locality", "hybrid-jacobian", "minimal-growth", "liquid-rows", "liquid-endless",
 }  # fmt: skip
 
 
@@ -241,7 +242,9 @@ def run(tmp_path_factory) -> Path:
     return train(configuration(folder, stories, {"model.depth": depth, "training": {"steps": 2}}), folder / "run").path
 
 
-@pytest.mark.parametrize("name", ["hybrid-steering", "hybrid-dial", "hybrid-neutral", "hybrid-solver"])
+@pytest.mark.parametrize(
+    "name", slow_where({"hybrid-solver"}, ["hybrid-steering", "hybrid-dial", "hybrid-neutral", "hybrid-solver"])
+)
 def test_a_run_is_measured(name: str, run, tmp_path):
     findings = measure(CLAIMS[name], Plan(quick=True, run=str(run)), ["corrected"])
     write(tmp_path, CLAIMS[name], findings)

@@ -197,7 +197,8 @@ def test_what_cannot_be_run_is_refused_before_training(toy, tmp_path, monkeypatc
 
 
 def test_an_entry_has_a_mixer_of_its_own(toy, tmp_path, monkeypatch, capsys):
-    toy.write_text(yaml.safe_dump({**TOY, "model": {**TOY["model"], "mixer": "average"}}))
+    short = {"model": {**TOY["model"], "mixer": "average"}, "training": {**TOY["training"], "steps": 1}}
+    toy.write_text(yaml.safe_dump({**TOY, **short}))
     ledger, mixer = tmp_path / "ledger.csv", tmp_path / "my mixer.py"
     arguments = ["speedrun", str(toy), "--stories", "1", "--ledger", str(ledger), "--import", str(mixer)]
     source = (ROOT / "examples" / "add_a_mixer.py").read_bytes()

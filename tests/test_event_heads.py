@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+import scipy
 import torch
-from scipy import special, stats
 
 from glissando.errors import ConfigError
 from glissando.events.heads import WAITS, Waits, _log_normal_between
@@ -97,13 +97,13 @@ def test_intervals_of_a_normal_are_those_of_scipy_in_both_tails_and_both_precisi
     low, high = (upper - width).expand(10, 7), upper.expand(10, 7)
     right = low > 0
     a, b = torch.where(right, -high, low).numpy(), torch.where(right, -low, high).numpy()
-    expected = special.log_ndtr(b) + np.log(-np.expm1(special.log_ndtr(a) - special.log_ndtr(b)))
+    expected = scipy.special.log_ndtr(b) + np.log(-np.expm1(scipy.special.log_ndtr(a) - scipy.special.log_ndtr(b)))
     wide = width.numpy() >= 0.01  # scipy's own difference has no digits for narrower ones
     assert np.allclose(_log_normal_between(upper, width)[:, wide], expected[:, wide], rtol=1e-7, atol=5e-5)
     nodes, weights = np.polynomial.legendre.leggauss(40)
     points = (upper - width / 2).numpy()[..., None] + width.numpy()[..., None] / 2 * nodes
-    logs = stats.norm.logpdf(points) + np.log(weights)
-    quadrature = special.logsumexp(logs, -1) + np.log(width.numpy() / 2)
+    logs = scipy.stats.norm.logpdf(points) + np.log(weights)
+    quadrature = scipy.special.logsumexp(logs, -1) + np.log(width.numpy() / 2)
     assert np.allclose(_log_normal_between(upper, width)[:, :5], quadrature[:, :5], rtol=1e-7, atol=5e-5)
     assert np.allclose(_log_normal_between(upper, width)[3:7, :3], quadrature[3:7, :3], rtol=0, atol=1e-8)
     single = _log_normal_between(upper.float(), width.float()).double()
@@ -161,7 +161,7 @@ def test_draws_have_the_distribution_and_the_kinds_after_what_is_known_to_be_emp
     assert bool((wait > after).all())
     left = made.log_survival(params, torch.tensor(after).double()) if after else torch.zeros(1).double()
     uniform = 1 - (made.log_survival(params, wait) - left).exp().detach()
-    assert stats.kstest(uniform.numpy(), "uniform").pvalue > 0.01
+    assert scipy.stats.kstest(uniform.numpy(), "uniform").pvalue > 0.01
     expected = made.log_kinds(params, wait).exp().mean(0).detach()
     assert np.allclose(np.bincount(kind, minlength=3) / 20_000, expected, atol=0.012)
 

@@ -7,11 +7,11 @@ import io
 
 import numpy as np
 import pytest
-from scipy import stats
+import scipy
+from point_processes import ALL
 
 from glissando.errors import UnknownNameError
 from glissando.events.processes import PROCESSES, Hawkes, drawn, process_of, table
-from tests.point_processes import ALL
 
 NAMES = list(ALL)
 
@@ -31,7 +31,7 @@ def test_residuals_of_draws_are_exponential_and_kinds_are_as_frequent_as_predict
     series = some(name, 40)
     made = np.concatenate([residuals(process, *each) for each in series])
     assert len(made) > 5_000
-    assert stats.kstest(made, "expon").pvalue > 0.01
+    assert scipy.stats.kstest(made, "expon").pvalue > 0.01
     assert abs(np.corrcoef(made[1:], made[:-1])[0, 1]) < 0.04
     kinds = np.concatenate([kinds for _, kinds in series])
     chances = []

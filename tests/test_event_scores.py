@@ -6,13 +6,13 @@ import copy
 
 import numpy as np
 import pytest
-from scipy import stats
+import scipy
+from point_processes import ALL
 
 from glissando.events.baselines import POISSON, RENEWAL, WEEK, Baseline, Hazard, Predicted, baselines
 from glissando.events.batches import After
 from glissando.events.processes import Hawkes, drawn
 from glissando.events.scores import TRUTH, _kolmogorov, calibration, residuals, score
-from tests.point_processes import ALL
 
 
 def seen(name: str, count: int, seed: int = 0, cut: float | None = None) -> tuple[After, Predicted, Predicted]:
@@ -127,13 +127,21 @@ def test_the_better_baseline_is_the_one_of_the_kind_of_the_process() -> None:
 # ---------------------------------------------------------------------- residuals
 
 
-@pytest.mark.parametrize(("name", "cut"), [("hawkes5", None), ("hawkes1", 3.0), ("renewal", 3.0), ("poisson", None)])
+@pytest.mark.parametrize(
+    ("name", "cut"),
+    [
+        ("hawkes5", None),
+        pytest.param("hawkes1", 3.0, marks=pytest.mark.slow),
+        ("renewal", 3.0),
+        pytest.param("poisson", None, marks=pytest.mark.slow),
+    ],
+)
 def test_residuals_of_the_truth_are_exponential_where_many_are_cut_off_too(name: str, cut: float | None) -> None:
     held, _, truth = seen(name, 40 if cut is None else 1500, cut=cut)
     assert truth.high is not None
     found = residuals(held, truth.high, truth.high)
     assert len(found.values) > 1_500
-    assert stats.kstest(found.values, "expon").pvalue == pytest.approx(found.p, abs=0.02)
+    assert scipy.stats.kstest(found.values, "expon").pvalue == pytest.approx(found.p, abs=0.02)
     assert found.p > 0.01
     assert residuals(held, 1.1 * truth.high, 1.1 * truth.high).p < 0.01
 
@@ -159,7 +167,7 @@ def test_a_wait_over_several_steps_is_one_residual_and_an_event_at_one_time_is_n
 
 def test_the_distribution_of_kolmogorov_is_that_of_scipy() -> None:
     x = [0.05, 0.2, 0.5, 0.9, 1.17, 1.19, 1.358, 2.5]
-    assert np.allclose([_kolmogorov(each) for each in x], stats.kstwobign.sf(x), atol=1e-9)
+    assert np.allclose([_kolmogorov(each) for each in x], scipy.stats.kstwobign.sf(x), atol=1e-9)
 
 
 # ---------------------------------------------------------------------- figures

@@ -12,11 +12,7 @@ from typing import Any
 import numpy as np
 import pandas
 import pytest
-import scipy.sparse
 import torch
-from sklearn.base import clone
-from sklearn.model_selection import cross_val_score
-from sklearn.utils.estimator_checks import check_estimator
 
 from glissando.cli import main
 from glissando.errors import ConfigError, DataError, InputError, UnknownNameError
@@ -24,8 +20,16 @@ from glissando.series.estimators import Classifier, Forecaster, _names_of
 
 QUICK = {
     "model.hidden_size": 8, "model.depth.layers": 1, "model.mixer.state_size": 8, "training.steps": 60,
-    "model.block.mlp.hidden": 8,
+    "model.block.mlp.hidden": 8, "training.validate_every": 30,
 }  # fmt: skip
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _undrawn():
+    """A training without its pictures, which take longer than its steps."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("glissando.series.pictures.draw", lambda *_: [])
+        yield
 
 
 def waves(people: int = 12, steps: int = 40, seed: int = 0) -> pandas.DataFrame:
@@ -60,6 +64,8 @@ def classifier() -> Classifier:
 
 @pytest.mark.parametrize("kind", [Forecaster, Classifier])
 def test_parameters_are_those_of_the_constructor_and_clones_are_not_fitted(kind: Any) -> None:
+    from sklearn.base import clone
+
     made = kind(group="who", seed=3, options=QUICK)
     copy = clone(made)
     assert copy is not made
@@ -188,6 +194,8 @@ def test_a_channel_without_a_value_is_a_channel() -> None:
 
 
 def test_every_parameter_comes_back(classifier: Classifier, forecaster: Forecaster, tmp_path: Path) -> None:
+    from sklearn.base import clone
+
     for number, made in enumerate((classifier, forecaster)):
         made.save(tmp_path / str(number))
         assert type(made).load(tmp_path / str(number)).get_params() == made.get_params()
@@ -200,6 +208,8 @@ def test_every_parameter_comes_back(classifier: Classifier, forecaster: Forecast
 
 @pytest.mark.slow
 def test_the_options_of_a_commands_run_become_parameters(tmp_path: Path) -> None:
+    from sklearn.base import clone
+
     waves(6).to_csv(tmp_path / "waves.csv", index=False)
     given = [f"--{name}={value}" for name, value in QUICK.items() if "mixer" not in name]
     table = [
@@ -234,7 +244,7 @@ def test_training_leaves_global_generators_as_they_were() -> None:
     torch.manual_seed(3)
     np.random.seed(3)
     random.seed(3)
-    Classifier(options=QUICK).fit(*arrays(20))
+    Classifier(options=QUICK | {"training.steps": 2}).fit(*arrays(20))
     assert drawn() == expected
 
 
@@ -247,6 +257,8 @@ def test_training_in_another_precision(precision: str) -> None:
 
 @pytest.mark.slow
 def test_scikit_learn_validates_across_folds() -> None:
+    from sklearn.model_selection import cross_val_score
+
     X, y = arrays()
     assert cross_val_score(Classifier(options=QUICK), X, y, cv=2, error_score="raise").mean() > 0.8
 
@@ -266,6 +278,8 @@ NOT_OURS = {
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")  # scikit-learn's, about a class that is none of its own
 def test_scikit_learns_own_checks_pass_but_for_those_that_do_not_apply() -> None:
+    from sklearn.utils.estimator_checks import check_estimator
+
     made = Classifier(options=QUICK | {"training.precision": "64-true"})
     found = check_estimator(made, on_fail=None, on_skip=None, expected_failed_checks=NOT_OURS)
     counts = Counter(each["status"] for each in found)
@@ -277,6 +291,8 @@ def test_scikit_learns_own_checks_pass_but_for_those_that_do_not_apply() -> None
 
 @pytest.mark.slow
 def test_series_of_different_lengths_and_frames_of_arrays(classifier: Classifier) -> None:
+    import scipy.sparse
+
     X, y = arrays()
     uneven = [each[:, : 6 + number % 6] for number, each in enumerate(X)]
     made = Classifier(options=QUICK).fit(uneven, y)

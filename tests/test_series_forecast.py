@@ -331,6 +331,7 @@ def test_a_new_table_has_its_own_static_facts_delimiter_and_duplicates(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
 ) -> None:
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("glissando.series.pictures.draw", lambda *_: [])
     old, new = visits(people=8), visits(seed=1, people=2).assign(who=lambda frame: "new " + frame["who"])
     for name, frame in (("old", old), ("new", new)):
         frame[["who", "age"]].drop_duplicates().to_csv(
@@ -364,6 +365,7 @@ def test_a_new_table_has_its_own_static_facts_delimiter_and_duplicates(
 def test_names_of_the_table_are_kept_where_ours_are_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """And what the table repeats is no reason to name an option that predict has not."""
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("glissando.series.pictures.draw", lambda *_: [])
     frame = visits(people=8).rename(columns={"who": "value", "when": "predicted", "a": "target"})
     plain = {"group": "value", "time": "predicted", "columns": ["target"], "static": [], "future": []}
     run = trained(frame, folder=tmp_path, **plain)

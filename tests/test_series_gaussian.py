@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from scipy import linalg, stats
+import scipy
 
 from benchmarks.series.gaussian import draw, kalman, scored, table, two_oscillators
 from glissando.cli import main
@@ -18,12 +18,12 @@ SYSTEM = two_oscillators()
 
 def dense(times: np.ndarray) -> np.ndarray:
     """The covariance (T, C, T, C) of all values at `times`."""
-    stationary = linalg.solve_continuous_lyapunov(SYSTEM.drift, -SYSTEM.noise)
+    stationary = scipy.linalg.solve_continuous_lyapunov(SYSTEM.drift, -SYSTEM.noise)
     size, channels = len(times), len(SYSTEM.variance)
     made = np.zeros((size, channels, size, channels))
     for i in range(size):
         for j in range(i + 1):
-            move = linalg.expm(SYSTEM.drift * (times[i] - times[j]))
+            move = scipy.linalg.expm(SYSTEM.drift * (times[i] - times[j]))
             made[i, :, j] = SYSTEM.reading @ move @ stationary @ SYSTEM.reading.T
             made[j, :, i] = made[i, :, j].T
         made[i, :, i] += np.diag(SYSTEM.variance)
@@ -46,7 +46,7 @@ def test_the_filter_predicts_what_the_dense_gaussian_does() -> None:
             assert np.allclose(found.mean[series, step], mean, atol=1e-9)
             assert np.allclose(found.deviation[series, step], np.sqrt(np.diag(spread)), atol=1e-9)
         seen = ~np.isnan(values[series]).ravel()
-        whole = stats.multivariate_normal(cov=covariance.reshape(27, 27)[seen][:, seen])
+        whole = scipy.stats.multivariate_normal(cov=covariance.reshape(27, 27)[seen][:, seen])
         assert found.joint[series].sum() == pytest.approx(whole.logpdf(values[series].ravel()[seen]), abs=1e-9)
 
 
@@ -59,7 +59,9 @@ def test_draws_have_the_spread_that_the_filter_predicts() -> None:
     assert np.isnan(values).mean() == pytest.approx(0.4 - 0.4**3 / 3, abs=0.01)
     assert np.isfinite(values).any(-1).all()
     known = ~np.isnan(values)
-    assert np.allclose(found.log_density(values)[known], stats.norm(found.mean, found.deviation).logpdf(values)[known])
+    assert np.allclose(
+        found.log_density(values)[known], scipy.stats.norm(found.mean, found.deviation).logpdf(values)[known]
+    )
 
 
 def test_the_table_has_the_filters_forecast_of_the_values_that_it_holds() -> None:
@@ -94,7 +96,7 @@ def test_a_run_is_scored_beside_the_filter(tmp_path: Path, monkeypatch: pytest.M
         values = [(float(row[name]), float(row[f"truth_{name}"]), float(row[f"truth_{name}_deviation"]))
                   for row in rows if row[name]]  # fmt: skip
         value, mean, deviation = np.array(values).T
-        assert row["truth"]["nats"] == pytest.approx(-stats.norm(mean, deviation).logpdf(value).mean(), abs=0.02)
+        assert row["truth"]["nats"] == pytest.approx(-scipy.stats.norm(mean, deviation).logpdf(value).mean(), abs=0.02)
         assert row["truth"]["rmse"] == pytest.approx(np.sqrt(((value - mean) ** 2).mean()), rel=0.02)
         assert row["truth"]["nats"] < row["model"]["nats"]
         assert row["truth"]["crps"] < row["truth"]["mae"]

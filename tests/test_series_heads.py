@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+import scipy
 import torch
-from scipy import stats
 
 from glissando.errors import ConfigError
 from glissando.series.heads import HEADS, LEVELS, Quantiles, make_head, student_cdf, student_quantile
@@ -27,7 +27,7 @@ def test_sizes_and_the_start_at_a_standard_normal(name: str) -> None:
     assert torch.allclose(head.mean(params), torch.zeros(4, 5, 3), atol=1e-6)
     if name != "point":
         params = head.parameters(torch.zeros(1, head.width, dtype=torch.float64))
-        expected = stats.t(8).ppf(LEVELS) if name == "student" else stats.norm.ppf(LEVELS)
+        expected = scipy.stats.t(8).ppf(LEVELS) if name == "student" else scipy.stats.norm.ppf(LEVELS)
         assert np.allclose(head.quantile(params, LEVELS)[0, 0].numpy(), expected, atol=1e-6)
 
 
@@ -46,9 +46,9 @@ def test_likelihoods_are_those_of_the_distributions() -> None:
 def test_students_distribution_function_and_quantiles_are_those_of_scipy() -> None:
     z = torch.tensor([-1e3, -40.0, -3.0, -0.2, 0.0, 1e-9, 0.7, 2.0, 15.0, 1e6]).double()
     df = torch.tensor([2.001, 2.5, 5.0, 30.0, 1e3]).double().unsqueeze(-1)
-    assert np.allclose(student_cdf(z, df), stats.t.cdf(z, df), rtol=1e-9, atol=1e-300)
+    assert np.allclose(student_cdf(z, df), scipy.stats.t.cdf(z, df), rtol=1e-9, atol=1e-300)
     p = torch.tensor([1e-4, 0.01, 0.1, 0.5, 0.6, 0.95, 0.9999]).double()
-    assert np.allclose(student_quantile(p, df), stats.t.ppf(p, df), rtol=1e-8, atol=1e-9)
+    assert np.allclose(student_quantile(p, df), scipy.stats.t.ppf(p, df), rtol=1e-8, atol=1e-9)
 
 
 @pytest.mark.parametrize("name", ["gaussian", "student"])
@@ -59,7 +59,7 @@ def test_crps_is_the_integral_over_the_distribution_function(name: str) -> None:
     for row in range(3):
         for column in range(2):
             mean, scale, *df = params[row, column].tolist()
-            known = stats.t(*df, mean, scale) if df else stats.norm(mean, scale)
+            known = scipy.stats.t(*df, mean, scale) if df else scipy.stats.norm(mean, scale)
             x = mean + scale * np.sinh(np.linspace(-14, 14, 40_001))
             y = (known.cdf(x) - (x >= target[row, column].item())) ** 2
             assert found[row, column].item() == pytest.approx(np.trapezoid(y, x), rel=2e-3)

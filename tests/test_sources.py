@@ -242,7 +242,7 @@ def test_the_liquid_programs_bounds_and_repairs_are_ours(systems: dict[str, Syst
 
 def test_the_liquid_program_draws_the_same_tokens(systems: dict[str, System]):
     expected, actual = copied(systems["liquid"])
-    for length, seed in ((5, 0), (5, 1), (9, 2)):  # the table of positions has 12
+    for length, seed in ((5, 0), (9, 2)):  # the table of positions has 12
         inputs, drawn = ids(11, 1, length), []
         for model in (expected, actual):
             torch.manual_seed(seed)
