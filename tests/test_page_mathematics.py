@@ -6,6 +6,7 @@ over time, nothing of glissando. All weights are random, so that no part that st
 
 from __future__ import annotations
 
+import itertools
 import math
 import re
 from collections.abc import Callable, Mapping
@@ -471,9 +472,21 @@ def test_delta(options, times):
     compare("delta", delta, given, given, times)
 
 
-@pytest.mark.parametrize("method", ["euler", "midpoint", "heun", "rk4"])
-@pytest.mark.parametrize("control", ["none", "of a text", "of a token"])
-@pytest.mark.parametrize("shortcuts", [False, True], ids=["", "shortcuts"])
+METHODS, CONTROLS = ("euler", "midpoint", "heun", "rk4"), ("none", "of a text", "of a token")
+#: each method, kind of control and kind of shortcut; all of them together are slow
+QUICK = {
+    ("euler", "none", False), ("midpoint", "of a text", True),
+    ("heun", "of a token", False), ("rk4", "of a token", True),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("method", "control", "shortcuts"),
+    [
+        pytest.param(*case, marks=() if case in QUICK else pytest.mark.slow)
+        for case in itertools.product(METHODS, CONTROLS, (False, True))
+    ],
+)
 def test_flow(method, control, shortcuts):
     torch.manual_seed(2)
     depth = {"kind": "flow", "layers": 3, "n_steps": 2, "control": ["a", "b"], "method": method}
