@@ -15,6 +15,7 @@ from glissando.errors import ConfigError
 
 TINY = [
     "--model.hidden_size", "16", "--model.mixer.heads", "2", "--data.batch_size", "2", "--data.valid_rows", "2",
+    "--data.seq_len", "32", "--model.depth.n_steps", "2",
     "--training.steps", "1", "--training.schedule.warmup_steps", "0",
 ]  # fmt: skip
 NOT_TRAINED = "the dials of this model (mood, speech) were not trained, because its corpus had no labels"

@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 from engines import model_of, request_for, run_down, submit
+from slow import slow_where
 
 from glissando.data.tokenizers import ByteTokenizer
 from glissando.generation import generate
@@ -107,7 +108,7 @@ def most_room(state: State) -> int:
     return max(map(most_room, state), default=0) if isinstance(state, tuple) else 0
 
 
-@pytest.mark.parametrize("preset", CACHED)
+@pytest.mark.parametrize("preset", slow_where(["tauformer-nano"], CACHED))
 def test_what_is_kept_of_a_short_text_is_short_beside_a_long_one(preset):
     """Its prompt's state and its own, in one batch with a long text and in one reading with a long prompt."""
     model, sizes = model_of(preset), []

@@ -29,7 +29,7 @@ OPTIONS: dict[str, Any] = {
 
 
 def tables() -> tuple[pandas.DataFrame, pandas.DataFrame]:
-    source = logs(count=6, ties=0.3).astype({"id": str})
+    source = logs(count=6, length=12, ties=0.3).astype({"id": str})
     chance = np.random.default_rng(3)
     source["dose"] = chance.normal(size=len(source))
     source["ward"] = chance.choice(["a", "b"], len(source))
@@ -91,7 +91,7 @@ def test_one_time_after_another_gives_what_the_whole_log_gives(run: EventRun) ->
 
 
 def test_values_between_events_are_read() -> None:
-    source = logs(count=4).astype({"id": str})
+    source = logs(count=4, length=14).astype({"id": str})
     measured = pandas.DataFrame({"id": ["0", "0", "1"], "t": [7, 40, 3], "pressure": [120.0, 131.0, 99.0]})
     run = a_run(source, None, measured)
     whole = predict(run, run.read(source, None, measured), 3.0)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from slow import slow_where
 from subjects import build
 from tolerances import assert_close
 
@@ -77,7 +78,7 @@ def test_a_depth_without_hidden_states_says_so():
         model(IDS, output_hidden_states=True)
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", slow_where({"depth:tied", "depth:flow"}, CASES))
 def test_embeddings_in_the_place_of_ids(case):
     model = wrapped(case)
     embeddings = model.get_input_embeddings()(IDS).detach().requires_grad_()

@@ -76,7 +76,7 @@ def test_a_late_step_does_not_catch_up(hybrid):
 
 @pytest.mark.parametrize(
     ("pace", "options"),
-    [(100.0, {"step": "plain"}), pytest.param(100.0, {"step": "compiled"}, marks=pytest.mark.slow),
+    [pytest.param(100.0, {"step": "plain"}, marks=pytest.mark.slow), (100.0, {"step": "compiled"}),
      (1000.0, {"step": "compiled"}),
      (1000.0, {"step": "compiled", "lookup": 8})],
 )  # fmt: skip
@@ -173,13 +173,13 @@ def test_wrong_paces_and_turns_are_refused(client, wrong, expected):
 
 def test_pace_and_dials_of_a_text_under_way(hybrid):
     with serving(hybrid) as (_, url), httpx.Client(base_url=url, timeout=30) as web:
-        body = ASKED | {"model": "tiny", "stream": True, "pace": 1, "max_tokens": 30}
+        body = ASKED | {"model": "tiny", "stream": True, "pace": 4, "max_tokens": 30}
         with web.stream("POST", "/v1/completions", json=body) as answer:
             lines = answer.iter_lines()
             first = json.loads(next(line for line in lines if line)[6:])
             path = f"/v1/completions/{first['id']}/control"
-            assert web.post(path, json={}).json() == {"id": first["id"], "control": None, "pace": 1}
-            assert web.post(path, json={"control": {"mood": 1}}).json()["pace"] == 1
+            assert web.post(path, json={}).json() == {"id": first["id"], "control": None, "pace": 4}
+            assert web.post(path, json={"control": {"mood": 1}}).json()["pace"] == 4
             expected = web.post(path, json={"pace": None}).json()
             assert expected == {"id": first["id"], "control": {"mood": 1.0, "speech": 0.0}, "pace": None}
             rest = [json.loads(line[6:]) for line in lines if line.startswith("data: {")]
