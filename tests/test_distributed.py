@@ -44,7 +44,7 @@ from glissando.training.state import TrainState
 pytestmark = pytest.mark.serial  # processes of their own
 
 TORCHRUN = ("-m", "torch.distributed.run", "--nproc_per_node", "2", "--standalone")
-CHANGES = {"training": {"steps": 8, "save_every": 4, "validate_every": 4, "sample_every": 4, "log_every": 1}}
+CHANGES = {"training": {"steps": 4, "save_every": 2, "validate_every": 2, "sample_every": 2, "log_every": 1}}
 #: rows go on from the states of those before, which checkpoints hold
 CHANGES |= {"model": {"mixer": {"window": 12}}, "data": {"batch_size": 32}}  # so many rows that batches have two turns
 CHANGES["training"]["carry"] = 0.7
@@ -133,22 +133,22 @@ def test_the_run_opens_as_any_other(single, double):
         assert_close(model.state_dict()[name], weight, name, 1e-4)
     ids = torch.arange(97, 105).unsqueeze(0)
     assert_close(model(ids)[0], expected(ids)[0], "logits", 1e-3)
-    assert glissando.load(run / "checkpoints" / "step-00000004").num_parameters() == model.num_parameters()
+    assert glissando.load(run / "checkpoints" / "step-00000002").num_parameters() == model.num_parameters()
 
 
 def test_resuming_with_one_process(double, tmp_path):
     run, _ = double
     shutil.copytree(run, tmp_path / "run")
-    rewind(tmp_path / "run", 4)
+    rewind(tmp_path / "run", 2)
     resume(tmp_path / "run", {"devices": 1, "strategy": "auto"})
-    assert last_checkpoint(tmp_path / "run").step == 8
+    assert last_checkpoint(tmp_path / "run").step == 4
     assert_close(curve(tmp_path / "run"), curve(run), "train_loss", 1e-5)
 
 
 def resume_with_two(run: Path, copy: Path) -> None:
     """A copy of the run, taken back to its first checkpoint, goes on to the very same end."""
     shutil.copytree(run, copy)
-    rewind(copy, 4)
+    rewind(copy, 2)
     done = call(command(f"--resume={copy}", launcher=TORCHRUN if "torchrun" in str(run) else ()))
     assert done.returncode == 0, done.stderr[-3000:]
     mine, expected = last_checkpoint(copy), last_checkpoint(run)
@@ -170,7 +170,7 @@ def test_sharded_run_resumes(double, tmp_path):
 def test_each_process_of_a_sharded_run_writes_its_own_shards(double, tmp_path):
     """None is a pickle, none holds a whole matrix, together they are the whole; they open as any checkpoint does."""
     run, _ = double
-    last = run / "checkpoints" / "step-00000008"
+    last = run / "checkpoints" / "step-00000004"
     shards = [last / SHARDS / f"shard-{n:05d}-model-00001-of-00001.safetensors" for n in (1, 2)]
     assert sorted((last / SHARDS).iterdir()) == shards
     for path in last.rglob("*"):
@@ -186,9 +186,9 @@ def test_each_process_of_a_sharded_run_writes_its_own_shards(double, tmp_path):
     assert_same_tensors(weights(run), {name.removeprefix("model."): value for name, value in whole.model.items()})
     assert_same_tensors(dict(glissando.load(last).state_dict()), dict(glissando.load(run).state_dict()))
     assert torch.equal(checkpoint_state(last), whole.optimizer["embedding.weight"]["exp_avg"])
-    whole.save(tmp_path / "step-00000008")
-    assert not (tmp_path / "step-00000008" / SHARDS).exists()
-    again = TrainState.load(tmp_path / "step-00000008")
+    whole.save(tmp_path / "step-00000004")
+    assert not (tmp_path / "step-00000004" / SHARDS).exists()
+    again = TrainState.load(tmp_path / "step-00000004")
     assert_same_tensors([again.model, again.optimizer], [whole.model, whole.optimizer])
     onward = {"start_from": str(last), "model": Run.open(last).read_config()["model"], "training": {"steps": 1}}
     train(configuration(tmp_path, onward), tmp_path / "onward")
@@ -202,14 +202,14 @@ def checkpoint_state(checkpoint: Path) -> torch.Tensor:
 def test_a_damaged_or_missing_shard_is_an_error_that_names_it_and_the_checkpoint_before_it(double, tmp_path):
     copy = tmp_path / "run"
     shutil.copytree(double[0], copy)
-    last = copy / "checkpoints" / "step-00000008"
+    last = copy / "checkpoints" / "step-00000004"
     shard = last / SHARDS / "shard-00002-model-00001-of-00001.safetensors"
     intact = shard.read_bytes()
     for damage, what in ((lambda: shard.write_bytes(intact[:-1] + bytes([intact[-1] ^ 1])), "damaged"),
                          (shard.unlink, "missing")):  # fmt: skip
         damage()
         for read in (TrainState.load, glissando.load, saved_weights):
-            with pytest.raises(RunError, match=rf"{shard.name} is {what}.*loads instead: .*step-00000004"):
+            with pytest.raises(RunError, match=rf"{shard.name} is {what}.*loads instead: .*step-00000002"):
                 read(last)
     glissando.load(copy)
 
@@ -226,7 +226,7 @@ def test_run_of_two_processes_resumes(double, tmp_path):
 def test_one_process_run_goes_on_sharded(single, tmp_path):
     copy = tmp_path / "run"
     shutil.copytree(single, copy)
-    rewind(copy, 4)
+    rewind(copy, 2)
     done = call(command(f"--resume={copy}", "--training.devices=2", "--training.strategy=fsdp"))
     assert done.returncode == 0, done.stderr[-3000:]
     assert_close(curve(copy), curve(single), "train_loss", 1e-5)
@@ -269,7 +269,7 @@ sys.exit(main(["train", *sys.argv[1:]]))
 def test_full_disk_on_the_first_process_ends_both(tmp_path):
     script = tmp_path / "program.py"
     script.write_text(FULL_DISK)
-    arguments = options(mapping(tmp_path, CHANGES, {"training": {"devices": 2, "save_every": 2}}))
+    arguments = options(mapping(tmp_path, CHANGES, {"training": {"devices": 2, "steps": 8}}))
     done = call([sys.executable, str(script), *arguments, f"--out={tmp_path / 'run'}"])
     assert done.returncode == 1
     assert done.stderr.count("No space left on device") == 1
@@ -299,7 +299,7 @@ sys.exit(main(["train", *sys.argv[1:]]))
 def test_full_disk_of_one_process_ends_both_and_leaves_the_checkpoint_before(tmp_path):
     script, run = tmp_path / "program.py", tmp_path / "run"
     script.write_text(FULL_SHARD)
-    changes = {"training": {"devices": 2, "strategy": "fsdp", "save_every": 2, "validate_every": 100}}
+    changes = {"training": {"devices": 2, "strategy": "fsdp", "steps": 8, "validate_every": 100, "sample_every": 100}}
     done = call([sys.executable, str(script), *options(mapping(tmp_path, CHANGES, changes)), f"--out={run}"])
     assert done.returncode == 1
     assert done.stderr.count("could not save step 4: ") == 1

@@ -180,7 +180,11 @@ def validations(tmp_path, monkeypatch, now, cost, updates, step_seconds=5):
     monkeypatch.setattr(torch.optim.AdamW, "step", step)
     monkeypatch.setattr(LanguageTask, "score", score)
     monkeypatch.setattr(LanguageTask, "sample", lambda self, model: "")
-    short = {"model.hidden_size": 4, "data": {"batch_size": 1, "seq_len": 4}, "training": {"save_every": 10**6}}
+    short = {
+        "model.hidden_size": 4,
+        "data": {"batch_size": 1, "seq_len": 4, "max_valid_bytes": 12},
+        "training": {"save_every": 10**6},
+    }
     run(tmp_path, "run", short, {"training": {"validate_every": None}}, updates)
     return made
 
@@ -202,7 +206,8 @@ def test_validations_take_a_fifth_of_the_seconds_at_most(tmp_path, monkeypatch, 
         return original(model, timed(), device)
 
     monkeypatch.setattr("glissando.training.language_task.score_part", score)
-    validations(tmp_path, monkeypatch, now, 0, {"training": {"steps": None, "seconds": float(seconds)}}, 1)
+    limits = {"data.max_valid_bytes": 100, "training": {"steps": None, "seconds": float(seconds)}}
+    validations(tmp_path, monkeypatch, now, 0, limits, 1)
     assert read
     assert all(each == read[0] for each in read)
     assert 0 < sum(map(len, read)) * batch_seconds <= max(seconds / 5, batch_seconds)
