@@ -19,8 +19,8 @@ from glissando.errors import ConfigError, DataError, InputError, UnknownNameErro
 from glissando.series.estimators import Classifier, Forecaster, _names_of
 
 QUICK = {
-    "model.hidden_size": 8, "model.depth.layers": 1, "model.mixer.state_size": 8, "training.steps": 60,
-    "model.block.mlp.hidden": 8, "training.validate_every": 30,
+    "model.hidden_size": 8, "model.depth.layers": 1, "model.mixer.state_size": 8, "training.steps": 30,
+    "model.block.mlp.hidden": 8, "training.validate_every": 15,
 }  # fmt: skip
 
 

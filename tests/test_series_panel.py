@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pandas
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from glissando.errors import ConfigError, DataError, UnknownNameError
@@ -892,6 +892,7 @@ def test_what_only_the_held_out_part_has_is_unknown_there():
 # ---------------------------------------------------------------------- laws
 
 
+@settings(max_examples=40)
 @given(
     st.lists(st.tuples(st.integers(0, 4), st.sampled_from([NAN, 1.0, 2.0, 3.0])), max_size=20),
     st.sampled_from(["error", "mean", "first", "last"]),
