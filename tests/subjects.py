@@ -123,7 +123,6 @@ def model_cases() -> dict[str, dict[str, Any]]:
 CASES = model_cases()
 #: Presets consist of the mixers and depths that are cases themselves: laws that take long try them in `make slow`.
 PRESETS = [case for case in CASES if case.startswith("preset:")]
-PRESETS_SLOW = slow_where(PRESETS, CASES)
 #: variant: the case whose code it shares but for a few lines. Laws that take longest try it in `make slow` alone.
 SHARED = {
     "mixer:attention-default": "depth:flow",

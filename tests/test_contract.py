@@ -287,7 +287,7 @@ def frames_to_kernels(call: Callable[[], Any]) -> list[str]:
     return longest
 
 
-#: of all mixers and depths
+#: of every mixer
 FRAMED = {"continuous-transformer-nano", "hybrid-ode-nano", "liquid-ssm-nano", "spectral-delta-nano", "tauformer-nano"}
 NANO = [name for name in preset_names() if name.endswith("-nano")]
 

@@ -141,6 +141,7 @@ def test_the_published_baseline_of_the_latency():
         assert LanguageModel.from_preset("gpt").num_parameters() == 30_503_424
 
 
+@pytest.mark.slow
 def test_rows_of_latency(capsys):
     assert [name for name in ROWS if name.startswith("flow-latency-")] == [f"flow-latency-{c}" for c in bench.CASES]
     options = {"hidden_size": 8, "vocab_size": 11, "max_length": 16}

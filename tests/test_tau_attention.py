@@ -79,9 +79,15 @@ def agree(inputs: list[Tensor], past: Tensor | None = None) -> None:
 
 KINDS = ["random", "ties", "equal", "clustered", "negative"]
 TEMPERATURES = [1.0, 0.03, 5e-3, 1e-3]
-#: every pair of a shape, a kind, a temperature and a type
+#: every pair of a shape, a kind, a temperature and a type; half of them in `make test`, with each pair of the first two
 PAIRS = [
-    (shape, kind, TEMPERATURES[(i + j + k) % 4], (torch.float64, torch.float32)[(i * j + k) % 2])
+    pytest.param(
+        shape,
+        kind,
+        TEMPERATURES[(i + j + k) % 4],
+        (torch.float64, torch.float32)[(i * j + k) % 2],
+        marks=pytest.mark.slow if j // 2 % 2 != k else (),
+    )
     for i, shape in enumerate(SHAPES)
     for j, kind in enumerate(KINDS)
     for k in (0, 1)

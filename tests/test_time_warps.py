@@ -71,7 +71,7 @@ def test_a_series_at_another_speed(mixer: dict, speed: float, time: str):
 
 
 @mixers
-@pytest.mark.parametrize("speed", [0.5, 1.5])
+@pytest.mark.parametrize("speed", [pytest.param(0.5, marks=pytest.mark.slow), 1.5])
 def test_events_at_another_speed(mixer: dict, speed: float):
     """A density is of one unit of time: its logarithm moves by that of the speed, and that of a censored wait not."""
     torch.manual_seed(0)
