@@ -238,9 +238,7 @@ def test_a_probe_can_be_registered_anywhere(tmp_path):
         glissando.register_probe("few", {"kind": "copy"})
 
 
-@pytest.mark.parametrize(
-    "name", slow_where({"recall-16", "recall-32", "mqar-256", "selective_copy-4096"}, PROBES)  # rows of 4096 take seconds to draw
-)
+@pytest.mark.parametrize("name", slow_where({"recall-16", "recall-32", "mqar-256", "selective_copy-4096"}, PROBES))
 def test_probes_are_corpora_that_fit_their_rows(name, tmp_path):
     corpus = corpora.build_corpus(comparison(tmp_path).config(Job("probe", "transformer-nano", 0, 1e-3, name)).data)
     assert next(corpus.batches("train")).ids.shape[0] == PROBES[name].data.get("batch_size", 32)
