@@ -7,10 +7,11 @@ import re
 from collections.abc import Callable, Iterator
 
 import pages
-from playwright.sync_api import Page, expect, sync_playwright
+from playwright.sync_api import Page, ViewportSize, expect, sync_playwright
 
 expect.set_options(timeout=20_000)
 
+WINDOW = ViewportSize(width=1280, height=720)  # playwright's own
 #: The page looks into the model twice a second at most. Tests wait for a look more often than they count them.
 SOONER = """const wait = window.setTimeout.bind(window);
 window.setTimeout = (work, ms, ...rest) => wait(work, ms >= 500 && ms < 1000 ? ms / 10 : ms, ...rest);"""
@@ -73,6 +74,7 @@ def leave(page: Page) -> None:
     page.evaluate("localStorage.clear(), sessionStorage.clear()")
     page.goto("about:blank")
     page.mouse.move(0, 0)
+    page.set_viewport_size(WINDOW)
     page.unroute_all()
     page.context.clear_permissions()
     page.complaints, page.requests = [], []

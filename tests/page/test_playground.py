@@ -145,7 +145,8 @@ def test_a_text_ends_with_the_sentence_that_ends_in_the_last_part_of_its_limit(l
 
 
 def test_the_end_of_a_text_is_followed_until_one_scrolls_away(liquid, visit):
-    page = met(visit(liquid, viewport={"width": 800, "height": 200}))
+    page = met(visit(liquid))
+    page.set_viewport_size({"width": 800, "height": 200})
     page.locator("#text").evaluate("node => { node.style.fontSize = '50px' }")  # higher than the window
     begun(page, liquid, 60, max_tokens=70, seed=1)
     page.wait_for_function("document.querySelector('#written').children.length > 30")  # some are parts of characters
