@@ -252,7 +252,7 @@ def test_the_pace_is_slow_where_there_are_dials_and_changes_while_it_writes(hybr
 def test_a_mark_stands_where_a_dial_was_moved_and_the_link_writes_it_again(hybrid, visit):
     page, seed = met(visit(hybrid)), 1
     page.get_by_label("speech, as a number").fill("0.5")
-    begun(page, hybrid, 6, max_tokens=30, seed=seed)
+    begun(page, hybrid, 6, max_tokens=20, seed=seed)
     with page.expect_response("**/control") as turned:
         page.get_by_label("mood", exact=True).press("End")
     hybrid.gate.allow(pages.EVER)
@@ -262,8 +262,8 @@ def test_a_mark_stands_where_a_dial_was_moved_and_the_link_writes_it_again(hybri
     asked = itertools.count()
     # The prompt and six tokens were read before the dial was turned.
     turn = {"control": lambda: [float(next(asked) > 6), 0.5]}
-    expected = "".join(stream(hybrid.model, "The fox", max_tokens=30, seed=seed, **turn))
-    unturned = "".join(stream(hybrid.model, "The fox", max_tokens=30, seed=seed, control=[0.0, 0.5]))
+    expected = "".join(stream(hybrid.model, "The fox", max_tokens=20, seed=seed, **turn))
+    unturned = "".join(stream(hybrid.model, "The fox", max_tokens=20, seed=seed, control=[0.0, 0.5]))
     mark = page.locator("#written .mark")
     assert mark.get_attribute("aria-label") == "Dials moved here: happy 1"
     script = "node => { let t = ''; while (node = node.previousSibling) t = node.textContent + t; return t }"
@@ -361,6 +361,7 @@ def _choosable(answer: dict, place: int) -> bool:
 # ---------------------------------------------------------------------- side by side
 
 
+@pytest.mark.slow
 def test_two_columns_write_with_one_seed_and_are_linked(hybrid, visit):
     page = met(visit(hybrid))
     seed = 1
