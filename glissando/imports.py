@@ -8,6 +8,7 @@ copies; the path is a name, which is never opened (glissando.untrusted).
 from __future__ import annotations
 
 import importlib.util
+import os
 import sys
 import warnings
 from collections.abc import Mapping
@@ -34,8 +35,8 @@ def import_file(path: str | Path) -> None:
     before = _imported.setdefault(file.name, file)
     if before != file and before.read_bytes() != file.read_bytes():
         raise ConfigError(f"--import {path}: {before} is imported already and has the same name; rename one of them")
-    loaded = {getattr(module, "__file__", None) for module in list(sys.modules.values())}
-    if str(before) in {str(Path(name).resolve()) for name in loaded if name}:
+    loaded = filter(None, (getattr(module, "__file__", None) for module in list(sys.modules.values())))
+    if any(os.path.exists(name) and os.path.samefile(before, name) for name in loaded):
         return
     name = f"imported_{file.stem}"
     spec = importlib.util.spec_from_file_location(name, file)
