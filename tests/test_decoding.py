@@ -11,6 +11,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from slow import slow_where
+from subjects import CASES, PRESETS, SHARED, build, random_ids
 
 from glissando.config import merge
 from glissando.decoding import NotCompiled, decoder_of, step_from
@@ -25,8 +27,6 @@ from glissando.model import LanguageModel, ModelConfig
 from glissando.quantisation import round_weights
 from glissando.sampling import RowSampler, Sampler
 from glissando.state import leaves
-from tests.slow import slow_where
-from tests.subjects import CASES, PRESETS, SHARED, build, random_ids
 
 #: cases without a compiled step, and the option that is why
 PLAIN = {

@@ -5,12 +5,12 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from subjects import DISTINCT, random_ids
+from subjects import build_one_layer as build
 
 from glissando.decoding import NotCompiled
 from glissando.decoding.decoder import Decoder
 from glissando.kernels.products import GROUP, LANES, SUMS, grouped, linear
-from tests.subjects import DISTINCT, random_ids
-from tests.subjects import build_one_layer as build
 
 
 def product(stored, w, x, outputs, scales=-1, bias=-1, function=linear):
