@@ -12,11 +12,11 @@ TORCH_INDEX := --extra-index-url $(CPU_INDEX)
 endif
 endif
 
-.PHONY: help play demo test lint types tests examples slow bench docs wheel clean
+.PHONY: help play demo test lint types tests slow bench docs wheel clean
 help:
 	@echo "make play   a trained model with two dials, in the browser"
 	@echo "make demo   five systems and a Transformer learn the built-in stories, and a report (at most 15 minutes)"
-	@echo "make test   lint, types, tests, examples"
+	@echo "make test   lint, types, tests with the examples"
 	@echo "make slow   the checks that train or time for minutes"
 	@echo "make bench  speed against named peers"
 	@echo "make docs   the site, into site/"
@@ -43,10 +43,9 @@ demo: .venv/.installed
 	  --data.valid_rows 32 --training.optimizer.kind adamw --training.optimizer.beta2 0.99 \
 	  --training.schedule.warmup_steps 40 --within 900 --out runs/demo
 
-# Types take one core, so that examples run beside them; tests, which take longest, come last.
+# Types take one core for seconds and tests two for minutes: they run beside each other.
 test: lint
-	@$(MAKE) --no-print-directory -j 2 types examples
-	@$(MAKE) --no-print-directory tests
+	@$(MAKE) --no-print-directory -j 2 types tests
 
 lint: .venv/.installed
 	$(BIN)/ruff check .
@@ -59,9 +58,6 @@ tests: .venv/.installed
 	@# Their models are too small for threads to pay; processes do. A file stays in one, with what its tests share.
 	@# Bytecode is kept even where the environment says otherwise: each process would compile 200 files of tests anew.
 	PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --maxprocesses 8 --dist loadfile
-
-examples: .venv/.installed
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/test_examples.py -m 'example and not slow'
 
 slow: .venv/.installed
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m 'slow and not serial' --timeout 3600 -n auto --maxprocesses 8 --dist loadfile

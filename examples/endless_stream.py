@@ -17,7 +17,7 @@ from glissando.state import state_bytes
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--quick", action="store_true", help="shorter contexts")
-    longest = 2_048 if parser.parse_args().quick else 65_536
+    longest = 512 if parser.parse_args().quick else 65_536
     models = {
         name: glissando.LanguageModel.from_preset(name) for name in ("continuous-transformer-nano", "transformer-nano")
     }

@@ -17,7 +17,7 @@ from glissando.state import state_bytes
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--quick", action="store_true", help="a shorter text")
-    length = 32 if parser.parse_args().quick else 512
+    length = 12 if parser.parse_args().quick else 512
     torch.manual_seed(0)
     ids = torch.randint(0, 256, (1, length))
     print(f"{'preset':24}{'in pieces':>12}{'by token':>12}{'state bytes':>14}")

@@ -191,7 +191,7 @@ def main() -> None:
     options = parser.parse_args()
     options.rows, options.max_tokens, options.values = 64, 60, VALUES
     if options.quick:
-        options.notes, options.tokens, options.width, options.prompts = 400, 1500, 16, 2
+        options.notes, options.tokens, options.width, options.prompts = 400, 600, 16, 2
         options.rows, options.max_tokens, options.values = 2, 4, (-1.0, 0.0, 1.0)
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(options.out or temporary)

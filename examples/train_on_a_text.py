@@ -29,7 +29,7 @@ def main() -> None:
         text = Path(options.text or Path(folder) / "stories.txt")
         if options.text is None:
             text.write_text(sample_text(400, seed=1))
-        budget = {"steps": 20, "seconds": None} if options.quick else {"seconds": options.seconds}
+        budget = {"steps": 4, "seconds": None} if options.quick else {"seconds": options.seconds}
         small = {"model": {"hidden_size": 32, "depth": {"layers": 1}}} if options.quick else {}
         preset = load_preset(options.preset)
         config = from_dict(

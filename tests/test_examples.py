@@ -15,8 +15,6 @@ LEFT_OUT = {"add_a_mixer", "outside_models", "aeon_classifier"}
 EXAMPLES = sorted({path.stem for path in (ROOT / "examples").glob("*.py")} - LEFT_OUT)
 EXPERIMENTS = sorted(path.stem for path in (ROOT / "research").glob("*.py") if '"--quick"' in path.read_text("utf-8"))
 
-pytestmark = pytest.mark.example
-
 
 @pytest.mark.parametrize("name", EXAMPLES)
 def test_example(name, monkeypatch):
