@@ -4,6 +4,7 @@ import signal
 import sys
 from pathlib import Path
 
+import collecting
 import pytest
 import torch
 from hypothesis import settings
@@ -45,6 +46,9 @@ settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "repeatable"))
 
 # torch.manual_seed writes down its callers for each kind of accelerator, also where there is none: 2 ms a test.
 seed = torch.manual_seed if torch.accelerator.is_available() else torch.default_generator.manual_seed
+
+
+pytest_runtestloop = collecting.pytest_runtestloop
 
 
 @pytest.fixture(autouse=True)
