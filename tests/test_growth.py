@@ -12,6 +12,7 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from slow import slow_where
 from subjects import CASES, DISTINCT, KINDS, random_ids
 from subjects import build_one_layer as build_anew
 from torch import Tensor
@@ -164,7 +165,7 @@ def grown_together(case: str) -> LanguageModel:
     return grow(build(case), **together(build(case)))
 
 
-@distinct
+@pytest.mark.parametrize("case", slow_where([case for case in CASES if case not in KINDS], CASES))
 def test_a_long_text_and_its_masks(case):
     """Where the fast paths run; padding on the left, where masks are taken."""
     model, grown = build(case), grown_together(case)

@@ -8,7 +8,6 @@ from tolerances import assert_close
 from training_runs import PLAIN, SHIFT, configuration, metrics, weights
 
 from glissando.data.corpora import build_corpus
-from glissando.lightning_module import TrainingModule
 from glissando.model import LanguageModel
 from glissando.training.fit import train
 
@@ -17,6 +16,8 @@ from glissando.training.fit import train
 @pytest.mark.parametrize("corpus", [{}, SHIFT])
 def test_three_steps_of_a_trainer_are_those_of_the_loop(tmp_path, corpus):
     import lightning.pytorch as pl  # seconds, which collecting would take in every process
+
+    from glissando.lightning_module import TrainingModule
 
     config = configuration(
         tmp_path, PLAIN, corpus, {"training": {"steps": 3, "log_every": 1, "clip": 0.5, "precision": "64-true"}}

@@ -317,6 +317,7 @@ def test_links_hold_every_part_of_a_recipe(liquid, visit):
 # ---------------------------------------------------------------------- other ways
 
 
+@pytest.mark.slow
 def test_a_token_has_alternatives_and_the_text_branches_there(liquid, visit):
     body = {"model": "tiny", "prompt": "A hen", "max_tokens": 30, "seed": 3, "temperature": 0.8, "logprobs": 5}
     answer = liquid.post("v1/completions", body)["choices"][0]["logprobs"]
