@@ -35,7 +35,7 @@ from glissando.series import SeriesModel
 from glissando.series.example import oscillators
 from glissando.series.history import Past, history
 from research.network import Network
-from research.runs import options_of
+from research.runs import at_least, options_of
 
 
 class Windows(NamedTuple):
@@ -355,15 +355,6 @@ def add_training_options(parser: argparse.ArgumentParser, epochs: int, rates: li
     parser.add_argument("--epochs", type=at_least(1), default=epochs)
     parser.add_argument("--rates", type=rate, nargs="+", default=rates, help="the best with the first seed is kept")
     parser.add_argument("--seeds", type=at_least(1), default=1)
-
-
-def at_least(least: int) -> Callable[[str], int]:
-    def whole(text: str) -> int:
-        if not text.lstrip("-").isdigit() or int(text) < least:
-            raise argparse.ArgumentTypeError(f"must be a whole number of at least {least}, got {text}")
-        return int(text)
-
-    return whole
 
 
 def rate(text: str) -> float:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,15 @@ from glissando.training.fit import resume, train
 def options_of(about: str | None) -> argparse.ArgumentParser:
     """A parser whose help is a module's docstring, as it is."""
     return argparse.ArgumentParser(description=about, formatter_class=argparse.RawDescriptionHelpFormatter)
+
+
+def at_least(least: int) -> Callable[[str], int]:
+    def whole(text: str) -> int:
+        if not text.lstrip("-").isdigit() or int(text) < least:
+            raise argparse.ArgumentTypeError(f"must be a whole number of at least {least}, got {text}")
+        return int(text)
+
+    return whole
 
 
 def configured(*values: Any) -> RunConfig:

@@ -13,6 +13,7 @@ does, and otherwise at its first byte.
 from __future__ import annotations
 
 import math
+import sys
 from collections import Counter
 from collections.abc import Iterator
 from itertools import accumulate
@@ -26,7 +27,7 @@ from glissando.data.stories.stories import END, generate
 from glissando.data.tokenizers import ByteTokenizer, Tokenizer
 from glissando.evaluation.scoring import token_losses
 from glissando.generation import tokenizer_of
-from research.runs import opened, options_of
+from research.runs import at_least, opened, options_of
 from research.stories.costs import byte_costs, mentions
 
 KINDS = ("a name", "a name again", "a fact", "a fact again", "a pronoun")
@@ -45,7 +46,7 @@ class Piece(NamedTuple):
 def main() -> None:
     parser = options_of(__doc__)
     parser.add_argument("runs", nargs="*", help="trained runs; without any, a model that was not trained")
-    parser.add_argument("--stories", type=int, default=64, help="held-out stories to read (default: 64)")
+    parser.add_argument("--stories", type=at_least(1), default=64, help="held-out stories to read (default: 64)")
     parser.add_argument("--quick", action="store_true", help="two stories")
     options = parser.parse_args()
     models = [opened(run) for run in options.runs or [None]]
@@ -91,8 +92,9 @@ def tokens(tokenizer: Tokenizer, before: int, data: bytes) -> tuple[list[int], l
     """The ids, behind the one that they follow, and the number of bytes that each of the others stands for."""
     if isinstance(tokenizer, ByteTokenizer):
         return [before, *data], [1] * len(data)
-    ids, lengths = tokenizer.encode(data.decode().removesuffix(END)), tokenizer.byte_lengths
-    assert lengths is not None
+    if (lengths := tokenizer.byte_lengths) is None:
+        sys.exit("a run's tokens do not stand for bytes of a text, which are what is counted here")
+    ids = tokenizer.encode(data.decode().removesuffix(END))
     return [tokenizer.eos_id, *ids, tokenizer.eos_id], [*lengths[ids].tolist(), len(END)]
 
 

@@ -390,6 +390,10 @@ def test_presets_and_corpora(capsys):
             ["train", *TINY, "--data.path", "BOOK", "--model.block.conv_width", "-1", "--out", "OUT"],
             "model.block.conv_width: expected a number of at least 0, got -1",
         ),
+        (["train", "--resume", "nowhere"], "nowhere"),
+        (["generate", "nowhere"], "no run at nowhere"),
+        (["presets", "transformer-nan"], "Did you mean 'transformer-nano'"),
+        (["corpora", "storys"], "Did you mean 'stories'"),
         (["train", "--resume", "x", "--training.steps", "9"], "takes no other option"),
         (["generate"], "the following arguments are required: RUN"),
         (["generate", "RUN", "--max_tokens", "many"], "--max_tokens: expected a whole number, got 'many'\n"),
@@ -421,7 +425,7 @@ def test_presets_and_corpora(capsys):
 def test_mistakes_get_one_clear_line(arguments, message, run, book, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     given = {"RUN": run, "BOOK": book, "OUT": tmp_path / "x"}
-    missing = message == "there is no file nowhere.txt; check --file"
+    missing = message in ("nowhere", "no run at nowhere", "there is no file nowhere.txt; check --file")
     error = fails(capsys, *[given.get(a, a) for a in arguments], status=1 if missing else 2)
     assert message in error
     assert error.count("\n") <= 3

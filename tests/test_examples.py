@@ -1,4 +1,4 @@
-"""Examples and experiments run at toy sizes and without a warning, examples in the process of the tests."""
+"""Examples and experiments run at toy sizes and without a warning; in `make test` examples alone, in its process."""
 
 from __future__ import annotations
 
@@ -23,8 +23,12 @@ def test_example(name, monkeypatch):
     runpy.run_path(str(ROOT / "examples" / f"{name}.py"), run_name="__main__")
 
 
-@pytest.mark.parametrize("name", EXPERIMENTS)
+@pytest.mark.parametrize(
+    "program",
+    [*([str(ROOT / "examples" / f"{name}.py")] for name in EXAMPLES), *(["-m", f"research.{n}"] for n in EXPERIMENTS)],
+    ids=[*EXAMPLES, *EXPERIMENTS],
+)
 @pytest.mark.slow
-def test_experiment(name):
-    done = call([sys.executable, "-W", "error", "-m", f"research.{name}", "--quick"])
+def test_program(program):
+    done = call([sys.executable, "-W", "error", *program, "--quick"])
     assert done.returncode == 0, f"{done.stdout[-1500:]}\n{done.stderr[-3000:]}"

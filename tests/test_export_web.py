@@ -336,7 +336,6 @@ class ByHand:
 
 
 @needs_browser
-@pytest.mark.slow
 def test_the_page_carries_the_state_and_stops_at_the_capacity(tmp_path, visit):
     one = ByHand(tmp_path, capacity=330)
     page = visit(one)

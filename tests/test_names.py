@@ -11,7 +11,7 @@ PACKAGE = Path(__file__).parent.parent / "glissando"
 FILES = sorted(PACKAGE.rglob("*.py"))
 #: they say how a value came here, and not what it is
 EMPTY = {"theirs", "ours", "mine", "found", "held", "given", "own", "told", "looks"}
-BEGINNING = re.compile(r"(?:\"{3}|'{3})(Of|Those of|That of) ")
+BEGINNING = re.compile(r"^\s*r?(?:\"{3}|'{3})\s*(Of|Those of|That of) ", re.MULTILINE)
 
 
 def test_a_local_name_has_a_role_and_a_docstring_a_subject():

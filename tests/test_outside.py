@@ -255,6 +255,22 @@ def test_a_corpus_is_registered_alike(tmp_path, capsys):
     assert sys.modules["imported_letters"].count == 1, "a file is executed once in a process"
 
 
+def test_a_file_that_is_loaded_already_is_not_executed(tmp_path, monkeypatch):
+    """As the program itself, or through a link."""
+    loaded, link = tmp_path / "loaded.py", tmp_path / "link.py"
+    loaded.write_text("raise RuntimeError('executed')")
+    link.symlink_to(loaded)
+    module = type(sys)("loaded")
+    for file in (loaded, link):
+        monkeypatch.setattr(module, "__file__", str(file), raising=False)
+        with pytest.MonkeyPatch.context() as patched:
+            patched.setitem(sys.modules, "loaded", module)
+            imports.import_file(loaded)
+            imports.import_file(link)
+    with pytest.raises(RuntimeError, match="executed"):
+        imports.import_file(loaded)
+
+
 def test_files_that_cannot_be_imported(tmp_path, capsys):
     assert "there is no such Python file" in fails(capsys, "train", "--import", "nowhere.py")
     (tmp_path / "taken.py").write_text(

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import resource
 import subprocess
 import sys
 
@@ -258,6 +257,7 @@ def test_killed_at_its_end_a_run_is_what_latest_names(tmp_path, monkeypatch, wri
 
 
 def test_a_full_disk_at_the_end_leaves_the_run_that_latest_names(tmp_path):
+    resource = pytest.importorskip("resource", reason="needs limits of POSIX")
     run = begun(tmp_path / "run")
     weights = {"model.a": torch.zeros(50_000)}
     TrainState(step=3, model=weights).save(path := checkpoint_path(run.path, 3), run.small_files())

@@ -9,7 +9,7 @@ import torch
 
 from glissando.data.stories.corpus import StoriesCorpus
 from glissando.data.stories.stories import generate, story_bits
-from glissando.data.tokenizers import train_bpe
+from glissando.data.tokenizers import NumberTokenizer, train_bpe
 from glissando.evaluation.scoring import score
 from glissando.model import LanguageModel
 from research import where_bits_go
@@ -58,6 +58,17 @@ def test_the_bits_of_a_token_count_at_the_first_of_its_bytes_that_has_a_kind():
     kinds = [other, name, rest, rest, other, other, name]
     assert where_bits_go.kinds_of_tokens(kinds, [3, 1, 2, 1]) == [name, rest, other, name]
     assert where_bits_go.kinds_of_tokens(kinds, [1] * 7) == kinds
+
+
+def test_mistakes(monkeypatch, capsys):
+    monkeypatch.setattr("sys.argv", ["where_bits_go", "--stories", "0"])
+    with pytest.raises(SystemExit):
+        where_bits_go.main()
+    assert "--stories: must be a whole number of at least 1, got 0" in capsys.readouterr().err
+    model = LanguageModel.from_preset("transformer-nano", hidden_size=16, depth={"layers": 1}, vocab_size=9)
+    model.tokenizer = NumberTokenizer(9)
+    with pytest.raises(SystemExit, match="do not stand for bytes of a text"):
+        where_bits_go.measure([model], where_bits_go.stories(1))
 
 
 def test_a_model_of_longer_tokens_pays_in_all_what_evaluation_says():

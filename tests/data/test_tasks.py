@@ -419,6 +419,12 @@ def test_a_vocabulary_without_a_character_is_refused() -> None:
 @pytest.mark.parametrize(
     ("task", "options", "message"),
     [
+        ("recall", {"pairs": 0}, "pairs: expected a number of at least 1, got 0"),
+        ("parity", {"length": 0}, "length: expected a number greater than 0, got 0"),
+        ("copy", {"length": 0}, "length: expected a number greater than 0, got 0"),
+        ("parity", {"seq_len": 40}, r"needs 41 tokens, more than seq_len 40; raise data\.seq_len to 41"),
+        ("tracking", {"seq_len": 40}, r"raise data\.seq_len to 41"),
+        ("selective_copy", {"seq_len": 144}, r"raise data\.seq_len to 145"),
         ("recall", {"pairs": 48, "seq_len": 999}, "pairs: expected a number of at most 47, got 48"),
         ("recall", {"seq_len": 63}, r"needs 64 tokens, more than seq_len 63; raise data\.seq_len to 64"),
         ("parity", {"length": 6, "valid_rows": 100}, r"fewer than 100 different rows.*lower valid_rows, or raise"),
