@@ -1,4 +1,4 @@
-"""Garbage is not searched for while tests are collected: modules and cases stay, and it would take half of the time."""
+"""Garbage is not searched for while tests are collected: modules and cases stay, and the search takes long."""
 
 import gc
 
