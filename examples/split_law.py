@@ -20,7 +20,7 @@ def main() -> None:
     length = 12 if parser.parse_args().quick else 512
     torch.manual_seed(0)
     ids = torch.randint(0, 256, (1, length))
-    print(f"{'preset':24}{'in pieces':>12}{'by token':>12}{'state bytes':>14}")
+    print(f"{'preset':28}{'in pieces':>12}{'by token':>12}{'state bytes':>14}")
     for name in preset_names():
         if not name.endswith("-nano"):
             continue
@@ -30,7 +30,7 @@ def main() -> None:
             halves, state = read(model, ids, [length // 3, length])
             tokens, state = read(model, ids, list(range(1, length + 1)))
         gaps = [float((part - whole).abs().max()) for part in (halves, tokens)]
-        print(f"{name:24}{gaps[0]:12.1e}{gaps[1]:12.1e}{state_bytes(state):14,}")
+        print(f"{name:28}{gaps[0]:12.1e}{gaps[1]:12.1e}{state_bytes(state):14,}")
         assert max(gaps) < 1e-9
 
 

@@ -1,4 +1,4 @@
-"""Where a model's bits go: at names, at other facts or words, at their first mention or again.
+"""Where a model's bits go: at names and other facts, at their first mention or again.
 
 python -m research.where_bits_go RUN [RUN ...]     one column a run, in bits per byte of the whole text: they add up
 
@@ -6,7 +6,7 @@ Facts are what a story draws once and mentions again: who it is about, things, p
 (docs/stories.md): what a byte costs whoever knows the grammar and remembers the story. What a model pays above it at
 the first byte of a name that was mentioned before is a failure of retrieval.
 
-The bits of a token of several bytes count at the first of them that belongs to a name, fact, word or pronoun, if any
+The bits of a token of several bytes count at the first of them that belongs to a name, fact or pronoun, if any
 does, and otherwise at its first byte.
 """
 
